@@ -1,0 +1,46 @@
+"""Exact speculative decoding for Hugging Face models."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import SpeculativeConfig
+    from .drafters import load_drafter
+    from .mixin import SpeculativeGenerationMixin, disable, enable
+    from .stats import SpeculationStats
+
+__version__ = "0.1.0"
+
+# Loaded on first use: importing the package costs next to nothing.
+_HOMES = {
+    "SpeculationStats": "stats",
+    "SpeculativeConfig": "config",
+    "SpeculativeGenerationMixin": "mixin",
+    "disable": "mixin",
+    "enable": "mixin",
+    "load_drafter": "drafters",
+}
+
+__all__ = [
+    "SpeculationStats",
+    "SpeculativeConfig",
+    "SpeculativeGenerationMixin",
+    "__version__",
+    "disable",
+    "enable",
+    "load_drafter",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

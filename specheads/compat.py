@@ -1,0 +1,46 @@
+"""Every line that depends on the version of transformers. Proven from 5.22 to 5.24."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
+
+# 5.24 renamed the argument that carries the cache.
+CACHE = "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
+
+SAMPLE_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+
+
+def prefill(model: PreTrainedModel, ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any]) -> Any:
+    """The stock pass over the prompt, with everything `generate` prepared for it."""
+    return model._prefill(ids, generation_config, model_kwargs)
+
+
+def cache_of(outputs: Any) -> Cache:
+    """The cache in a model's outputs."""
+    return outputs[CACHE]
+
+
+def new_cache(model: PreTrainedModel) -> Cache:
+    """An empty stock cache for a model."""
+    config = model.config.get_text_config(decoder=True)
+    if model.config.is_encoder_decoder:
+        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    return DynamicCache(config=config)
+
+
+def is_plain_cache(cache: Any) -> bool:
+    """Whether a cache is one that a round can be built on: dynamic, not offloaded, not quantised."""
+    if isinstance(cache, EncoderDecoderCache):
+        return is_plain_cache(cache.self_attention_cache) and is_plain_cache(cache.cross_attention_cache)
+    return type(cache) is DynamicCache and not getattr(cache, "offloading", False)
+
+
+def pad_token(generation_config: Any) -> torch.Tensor | None:
+    """The padding token that `generate` settled on."""
+    return generation_config._pad_token_tensor

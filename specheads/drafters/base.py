@@ -1,0 +1,149 @@
+"""What a drafter is, what it is told, and how it is found by name.
+
+Shapes: B lines (the rows still going, in the order of the target's pass), N draft nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..config import SpeculativeConfig
+from ..processors import ScoreProcessors
+from ..randomness import Noise
+from ..sequences import Sequences
+from ..tree import DraftTree
+
+
+@dataclass
+class DraftContext:
+    """What a call tells its drafter.
+
+    Args:
+        rows: The batch row of each line. Changes in place as rows finish.
+        sequences: The ids of the batch.
+        prompts: Per batch row, the prompt's tokens without padding (for an encoder-decoder, the decoder's).
+        encoder_ids: `[B, S]` the encoder's input ids, or `None`.
+        encoder_mask: `[B, S]` its attention mask, or `None`.
+        processors: The call's logits processors.
+        noise: What sampling draws from; `None` if the call is greedy.
+        config: The call's settings.
+        vocab_size: V, as the target's logits have it.
+        device: Where the target's logits are.
+        takes_trees: Whether the target can verify trees; else drafts must be chains.
+        weighs_proposals: Whether the verification uses the laws of sampled nodes. If not, they need not be kept.
+    """
+
+    rows: list[int]
+    sequences: Sequences
+    prompts: list[list[int]]
+    encoder_ids: Tensor | None
+    encoder_mask: Tensor | None
+    processors: ScoreProcessors
+    noise: Noise | None
+    config: SpeculativeConfig
+    vocab_size: int
+    device: torch.device
+    takes_trees: bool
+    weighs_proposals: bool
+
+    def length(self, line: int) -> int:
+        """How many tokens the line's row has, prompt included."""
+        row = self.rows[line]
+        return len(self.prompts[row]) + len(self.sequences.continuations[row])
+
+    def tokens(self, line: int, start: int = 0) -> list[int]:
+        """The line's tokens from `start` on, prompt included, without padding."""
+        row = self.rows[line]
+        prompt, continuation = self.prompts[row], self.sequences.continuations[row]
+        if start < len(prompt):
+            return prompt[start:] + continuation
+        return continuation[start - len(prompt) :]
+
+
+@dataclass
+class Budget:
+    """How much to draft in a round.
+
+    Args:
+        depths: Per line, the most tokens along a path.
+        nodes: The most nodes in a line's tree.
+    """
+
+    depths: list[int]
+    nodes: int
+
+    @property
+    def depth(self) -> int:
+        """The largest of the lines' depths."""
+        return max(self.depths)
+
+
+@dataclass
+class Accepted:
+    """What a round kept.
+
+    Args:
+        tree: The draft.
+        paths: Per line, the accepted nodes that were kept.
+        tokens: Per line, the tokens that were kept: those of its path and then the target's own.
+        logits: `[B, N + 1, V]` of the target at the root and the nodes, raw.
+    """
+
+    tree: DraftTree
+    paths: list[list[int]]
+    tokens: list[list[int]]
+    logits: Tensor
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Whatever it proposes, the output keeps the target's law.
+
+    Each call of `generate` works on a shallow copy, and `begin` makes everything that changes, so that calls do not meet: not in
+    threads, not nested, and not after one that failed.
+
+    Attributes:
+        step_cost: What drafting one more level costs, in passes of the target over one token.
+    """
+
+    step_cost: float
+
+    def begin(self, context: DraftContext) -> None:
+        """The prompt is in. Makes all that changes during the call."""
+
+    def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
+        """A draft for every line, within the budget; a chain unless `context.takes_trees`."""
+
+    def commit(self, context: DraftContext, accepted: Accepted) -> None:
+        """The round is settled; `context.sequences` already holds its tokens."""
+
+    def keep_rows(self, lines: Sequence[int]) -> None:
+        """Rows have finished: `lines[i]` becomes line i. `context.rows` already says so."""
+
+
+# A name, and the module and class that bear it. Imported on use, so that a drafter costs nothing to those who do without.
+REGISTRY: dict[str, tuple[str, str]] = {
+    "none": ("none", "NoDrafter"),
+    "lookup": ("lookup", "LookupDrafter"),
+    "suffix": ("suffix", "SuffixDrafter"),
+    "recycling": ("recycling", "RecyclingDrafter"),
+    "auto": ("auto", "AutoDrafter"),
+}
+
+
+def drafter_by_name(name: str) -> Drafter:
+    """Builds a training-free drafter.
+
+    Raises:
+        ValueError: if there is no drafter of that name.
+    """
+    if name not in REGISTRY:
+        raise ValueError(f"Unknown drafter {name!r}; known are {', '.join(REGISTRY)}.")
+    module, class_name = REGISTRY[name]
+    build: Callable[[], Drafter] = getattr(import_module(f".{module}", __package__), class_name)
+    return build()

@@ -1,0 +1,171 @@
+"""A smaller model with the target's tokenizer as the drafter (Leviathan et al. 2023).
+
+It samples with a law that is known, so ratios can be verified; or it takes the most probable tokens. Its cache follows the target's: what is rejected is forgotten, what the target added is fed with the next draft.
+
+Shapes: B lines, M tokens that the draft model has not seen, V the target's vocabulary, V' its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
+from transformers.modeling_outputs import BaseModelOutput
+
+from ..processors import POINTWISE, ScoreProcessors, in_full_precision, is_stateless
+from ..target import ModelRunner, family_of, run_prompt
+from ..tree import DraftTree
+from .base import Accepted, Budget, DraftContext
+from .growth import grow_chain, grow_tree, within_depths
+
+
+class DraftModelDrafter:
+    """Drafts with a model.
+
+    Args:
+        model: The draft model. It is not changed.
+        target: The model it drafts for.
+
+    Raises:
+        ValueError: if the family is not supported, or the two are not of one kind.
+    """
+
+    def __init__(self, model: PreTrainedModel, target: PreTrainedModel):
+        if model.config.is_encoder_decoder != target.config.is_encoder_decoder:
+            kinds = ["an encoder-decoder" if m.config.is_encoder_decoder else "decoder-only" for m in (model, target)]
+            raise ValueError(f"The draft model is {kinds[0]} and the target {kinds[1]}; both must be of one kind.")
+        self.model = model
+        self.family = family_of(model)
+        self.step_cost = model.num_parameters() / target.num_parameters()
+        self.runner: ModelRunner | None = None
+
+    def begin(self, context: DraftContext) -> None:
+        """Runs the draft model over the prompts, unless they leave it no room."""
+        self.processors = draft_processors(context)
+        self.position_limit = getattr(self.model.config, "max_position_embeddings", None)
+        self.runner = None
+        longest = max(len(prompt) for prompt in context.prompts)
+        if self.position_limit is not None and longest >= self.position_limit:
+            return
+        ids, mask = _left_padded([context.prompts[row] for row in context.rows], self.model.device)
+        most = max(context.sequences.remaining(row) for row in context.rows)
+        room = most + context.config.draft_tokens + (context.config.tree_nodes or 0) + 1
+        self.runner = run_prompt(self.model, ids, mask, self._encoder_inputs(context), room)
+
+    def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
+        """A sampled or most probable chain, or a tree if the budget has more nodes than depth."""
+        depth = self._depth_within_limit(context, budget)
+        if self.runner is None or depth == 0:
+            return DraftTree.empty(len(context.rows), context.device)
+        logits, self.pending = self._catch_up(context)
+        if context.takes_trees and self.family.takes_trees and budget.nodes > depth:
+            grown = grow_tree(self, context, logits, self.pending, depth, budget.nodes)
+        else:
+            grown = grow_chain(self, context, logits, self.pending, depth)
+        self.slot_of = grown.slot_of
+        return within_depths(grown.tree, budget.depths)
+
+    def commit(self, context: DraftContext, accepted: Accepted) -> None:
+        """Keeps the accepted nodes that the draft model has run on."""
+        if self.runner is None or not self.runner.written:
+            return
+        slots = self.slot_of.tolist()
+        kept: list[list[int]] = []
+        for line, path in enumerate(accepted.paths):
+            fed = [slots[line][node - 1] for node in path if slots[line][node - 1] >= 0]
+            # The row's last token is fed again with the next draft, whose law it must give.
+            room = context.length(line) - 1 - self.runner.lengths[line]
+            kept.append([*range(self.pending), *fed][:room])
+        self.runner.commit(kept)
+
+    def keep_rows(self, lines: Sequence[int]) -> None:
+        """Drops the other rows from the draft model's cache."""
+        if self.runner is not None:
+            self.runner.keep_rows(lines)
+
+    def scores(self, context: DraftContext, lines: Sequence[int], drafted: Tensor, logits: Tensor) -> Tensor:
+        """The draft model's processed scores over the target's vocabulary.
+
+        Args:
+            context: The call.
+            lines: The line of each of R nodes.
+            drafted: `[R, D]` the tokens of each node's path.
+            logits: `[R, V']` the draft model's logits, of its own vocabulary size.
+
+        Returns:
+            `[R, V]`.
+        """
+        logits = in_full_precision(logits.to(context.device))
+        missing = context.vocab_size - logits.shape[-1]
+        # Vocabularies are padded to different sizes; the tokens themselves are the same.
+        logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+        return self.processors([context.rows[line] for line in lines], drafted, logits)
+
+    def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
+        """One pass of the draft model over new nodes (`ModelRunner.extend`)."""
+        assert self.runner is not None
+        device = self.model.device
+        return self.runner.extend(tokens.to(device), depths.to(device), visible.to(device))
+
+    def _depth_within_limit(self, context: DraftContext, budget: Budget) -> int:
+        if self.position_limit is None:
+            return budget.depth
+        longest = max(context.length(line) for line in range(len(context.rows)))
+        return max(0, min(budget.depth, self.position_limit - longest))
+
+    def _catch_up(self, context: DraftContext) -> tuple[Tensor, int]:
+        """Feeds what the draft model has not seen. Returns the logits `[B, V]` after each row's last token, and M."""
+        assert self.runner is not None
+        lengths = [context.length(line) for line in range(len(context.rows))]
+        while True:
+            lag = max(length - own for length, own in zip(lengths, self.runner.lengths, strict=True))
+            size = max(1, min(lag, *lengths))
+            # Rows that lag less are fed tokens they have seen: the same keys and values in the same slots.
+            starts = [min(own, length - size) for own, length in zip(self.runner.lengths, lengths, strict=True)]
+            self.runner.rewind(starts)
+            tokens = [context.tokens(line, start)[:size] for line, start in enumerate(starts)]
+            ids = torch.tensor(tokens, device=self.model.device)
+            order = torch.arange(size, device=ids.device)
+            visible = (order[:, None] >= order[None, :]).expand(len(tokens), size, size)
+            logits = self.runner.extend(ids, order.expand_as(ids), visible)
+            if lag <= size:
+                return logits[:, -1], size
+            self.runner.commit([list(range(size))] * len(tokens))
+
+    def _encoder_inputs(self, context: DraftContext) -> dict[str, Any]:
+        if context.encoder_ids is None:
+            return {}
+        ids, mask = context.encoder_ids.to(self.model.device), context.encoder_mask
+        mask = torch.ones_like(ids) if mask is None else mask.to(ids.device)
+        outputs = self.model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
+        return {"encoder_outputs": BaseModelOutput(last_hidden_state=outputs.last_hidden_state), "attention_mask": mask}
+
+
+def draft_processors(context: DraftContext) -> ScoreProcessors:
+    """The processors of a draft's law: the target's, once, with the draft's own temperature if one is set.
+
+    Processors with a state are left out: they may be called along what is committed only. Any law keeps the output exact.
+    """
+    processors = LogitsProcessorList(p for p in context.processors.processors if is_stateless(p))
+    temperature = context.config.draft_temperature
+    if temperature and context.noise is not None:
+        own = TemperatureLogitsWarper(float(temperature))
+        places = [i for i, processor in enumerate(processors) if type(processor) is TemperatureLogitsWarper]
+        if places:
+            processors[places[0]] = own
+        else:
+            first = next((i for i, processor in enumerate(processors) if type(processor) in POINTWISE), len(processors))
+            processors.insert(first, own)
+    return ScoreProcessors(processors, context.sequences)
+
+
+def _left_padded(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """`[B, P]` ids and, if the rows differ in length, their mask."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
+    if min(map(len, rows)) == width:
+        return ids, None
+    return ids, torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)

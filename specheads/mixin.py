@@ -1,0 +1,223 @@
+"""Where `generate` hands over to the speculative loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from torch import Tensor
+from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from . import compat
+from .config import SpeculativeConfig
+from .drafters import Drafter, load_drafter
+from .preparation import prepare
+from .loop import run
+from .stats import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
+from .target import family_of
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+@dataclass
+class Attachment:
+    """What `enable` left on a model: the drafter and the settings that calls start from."""
+
+    config: SpeculativeConfig
+    drafter: Drafter | None
+
+
+@dataclass
+class Plan:
+    """What one call of `generate` asked for. `model` is the one it was asked of: others may generate within the call."""
+
+    model: Any
+    config: SpeculativeConfig
+    drafter: Drafter
+    was_carried_out: bool = False
+
+
+# A context variable, so that nested and threaded calls do not mix.
+_PLAN: ContextVar[Plan | None] = ContextVar("specheads_plan", default=None)
+
+
+class SpeculativeGenerationMixin(GenerationMixin):
+    """Adds `speculative=` to `generate`. Stands before the model class: `class MyModel(SpeculativeGenerationMixin, LlamaForCausalLM)`."""
+
+    def generate(
+        self,
+        *args: Any,
+        speculative: bool | Mapping[str, Any] | SpeculativeConfig | None = None,
+        assistant_model: PreTrainedModel | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Generates as `transformers` does, speculatively if asked to: the same law in fewer target passes.
+
+        Args:
+            *args: As for `GenerationMixin.generate`.
+            speculative: `True`, a `SpeculativeConfig` or a dict of its fields to speculate; `False` or `None` for the model's
+                own `generate`.
+            assistant_model: A draft model for this call.
+            **kwargs: As for `GenerationMixin.generate`.
+
+        Returns:
+            What `GenerationMixin.generate` returns; with `return_dict_in_generate=True` the output has a field `speculation`,
+            a `SpeculationStats`.
+
+        Raises:
+            ValueError: if the call cannot be exact or is not supported; the message says why.
+        """
+        if speculative is None or speculative is False:
+            return self._generate_under(None, *args, assistant_model=assistant_model, **kwargs)
+        plan = self._make_plan(speculative, assistant_model, kwargs)
+        result = self._generate_under(plan, *args, **kwargs)
+        if not plan.was_carried_out:
+            raise ValueError("This call of `generate` does not use the decoding loop, so it cannot be speculative.")
+        return result
+
+    def _generate_under(self, plan: Plan | None, *args: Any, **kwargs: Any) -> Any:
+        token = _PLAN.set(plan)
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            _PLAN.reset(token)
+
+    def _make_plan(self, speculative: Any, assistant_model: Any, kwargs: dict[str, Any]) -> Plan:
+        attached = self.__dict__.get("_speculation") or Attachment(SpeculativeConfig(), None)
+        config = SpeculativeConfig.from_value(speculative, attached.config)
+        family_of(self)
+        assistant_tokenizer = kwargs.pop("assistant_tokenizer", None)
+        if assistant_model is not None:
+            _check_same_tokenizer(self, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer)
+            drafter = load_drafter(assistant_model, self)
+        elif attached.drafter is not None and config.drafter == attached.config.drafter:
+            drafter = attached.drafter
+        else:
+            drafter = load_drafter(config.drafter or "auto", self)
+        return Plan(self, config, copy.copy(drafter))
+
+    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: Any) -> None:
+        plan = _PLAN.get()
+        if plan is not None and plan.model is self and generation_mode not in compat.SAMPLE_MODES:
+            mode = str(generation_mode.value).replace("_", " ")
+            raise ValueError(
+                f"`speculative` works for greedy decoding and sampling, but these arguments ask for {mode}; "
+                "drop them or call `generate` without `speculative`."
+            )
+        super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
+
+    def _sample(
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        inputs_tensor: Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        plan = _PLAN.get()
+        if plan is None or plan.model is not self:
+            return super()._sample(
+                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
+            )
+        plan.was_carried_out = True
+        if synced_gpus:
+            raise ValueError("`speculative` is not supported with `synced_gpus` (FSDP, ZeRO-3): ranks would draft different lengths.")
+        call = prepare(
+            self, plan.config, plan.drafter, input_ids, logits_processor, stopping_criteria, generation_config, streamer,
+            inputs_tensor, model_kwargs,
+        )
+        ids = run(call).to(input_ids.device)
+        if streamer is not None:
+            streamer.end()
+        if not generation_config.return_dict_in_generate:
+            return ids
+        output = SpeculativeEncoderDecoderOutput if self.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
+        return output(sequences=ids, speculation=call.stats)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class that `enable` made has no importable name: pickles name the model's own class and enable it again.
+        original = _original_class(type(self))
+        if original is None:
+            return super().__reduce_ex__(protocol)
+        return _restore, (original, self.__dict__)
+
+
+def enable(model: Model, drafter: Any = None, **options: Any) -> Model:
+    """Lets a model generate speculatively, in place.
+
+    Args:
+        model: A model of a supported family.
+        drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft model, or a drafter.
+        **options: Fields of `SpeculativeConfig`, the defaults of this model's calls.
+
+    Returns:
+        The same model. Calls speculate where they say `speculative=True`.
+
+    Raises:
+        ValueError: if the family is not supported, an option unknown or out of range, or `generate` is bound on the instance.
+        TypeError: if `model` or `drafter` is of a wrong type.
+    """
+    if not isinstance(model, PreTrainedModel) or not isinstance(model, GenerationMixin):
+        raise TypeError(f"`enable` takes a transformers model that can generate, got {type(model).__name__}.")
+    family_of(model)
+    if "generate" in model.__dict__:
+        raise ValueError(
+            "This model carries its own `generate` (a `custom_generate` of its repository, or a patch), which would bypass "
+            "speculation; load it without that, or delete `model.generate`."
+        )
+    config = SpeculativeConfig.from_options({**options, "drafter": drafter if isinstance(drafter, str) else None})
+    attachment = Attachment(config, None if drafter is None else load_drafter(drafter, model))
+    if not isinstance(model, SpeculativeGenerationMixin):
+        model.__class__ = _speculative_class(type(model))
+    model._speculation = attachment
+    return model
+
+
+def disable(model: Model) -> Model:
+    """Undoes `enable`. Returns the model."""
+    original = _original_class(type(model))
+    if original is not None:
+        model.__class__ = original
+    model.__dict__.pop("_speculation", None)
+    return model
+
+
+@cache
+def _speculative_class(original: type) -> type:
+    names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(original.__name__, (SpeculativeGenerationMixin, original), {**names, "_speculation_original": original})
+
+
+def _original_class(cls: type) -> type | None:
+    """The class that `enable` built on, `None` if `cls` is not of its making."""
+    return cls.__dict__.get("_speculation_original")
+
+
+def _restore(original: type, state: dict[str, Any]) -> Any:
+    cls: Callable[..., Any] = _speculative_class(original)
+    model = cls.__new__(cls)
+    model.__setstate__(state)
+    return model
+
+
+def _check_same_tokenizer(target: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> None:
+    """Refuses a draft model with another tokenizer, as far as can be told."""
+    if tokenizer is not None and draft_tokenizer is not None:
+        if tokenizer.get_vocab() != draft_tokenizer.get_vocab():
+            raise ValueError("The draft model's tokenizer differs from the target's; draft models must share the target's tokenizer.")
+        return
+    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"The draft model has a vocabulary of {sizes[1]} and the target one of {sizes[0]}; if only the padding differs, pass "
+            "`tokenizer=` and `assistant_tokenizer=` so that this can be checked."
+        )
+
+

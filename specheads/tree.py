@@ -1,0 +1,133 @@
+"""What a drafter proposes: a tree of tokens below each row's last committed token.
+
+Shapes: B rows, N draft nodes, V vocabulary. Node 0 is the root, the last committed token; node n (1..N) is column n - 1 of
+`tokens` and `parents`. A node comes after its parent, and siblings stand in the order in which they were drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+NO_TOKEN = -1
+# Stands for the target's own token where its law is not one: all scores are -inf, or some are NaN.
+NO_LAW = -2
+
+
+@dataclass
+class DraftTree:
+    """A draft tree per row.
+
+    Args:
+        tokens: `[B, N]` drafted tokens; `NO_TOKEN` where a row has fewer nodes than the widest one.
+        parents: `[B, N]` index of each node's parent, 0 for the root; 0 too where there is no node.
+        depth: The length of the longest path, known on the host.
+        proposals: `[B, M, V]` the laws that sampled nodes were drawn from, or `None` if every node is a point mass.
+        proposal_of: `[B, N]` for each node the index of its law in `proposals`, -1 for a point mass: a token whose choice
+            is a function of what is committed, or whose law is not known. `None` if every node is a point mass.
+        is_chain: Whether node n's parent is node n - 1 in every row.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depth: int
+    proposals: Tensor | None = None
+    proposal_of: Tensor | None = None
+    is_chain: bool = False
+
+    @classmethod
+    def empty(cls, batch_size: int, device: torch.device) -> DraftTree:
+        """A tree without nodes: the round is a plain decoding step."""
+        nothing = torch.empty(batch_size, 0, dtype=torch.long, device=device)
+        return cls(nothing, nothing, depth=0, is_chain=True)
+
+    @classmethod
+    def chain(cls, tokens: Tensor, proposals: Tensor | None = None) -> DraftTree:
+        """One path per row.
+
+        Args:
+            tokens: `[B, K]`.
+            proposals: `[B, K, V]` the law of each token, or `None` for point masses.
+        """
+        parents = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        return cls(tokens, parents, tokens.shape[1], proposals, None if proposals is None else parents, is_chain=True)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device) -> DraftTree:
+        """Point-mass trees built on the host, one `(tokens, parents)` per row."""
+        size = max(len(tokens) for tokens, _ in rows)
+        is_chain = all(list(parents) == list(range(len(parents))) for _, parents in rows)
+        tokens = [[*tokens, *[NO_TOKEN] * (size - len(tokens))] for tokens, _ in rows]
+        if is_chain:
+            return cls.chain(torch.tensor(tokens, dtype=torch.long, device=device).view(len(rows), size))
+        parents = [[*parents, *[0] * (size - len(parents))] for _, parents in rows]
+        both = torch.tensor([tokens, parents], dtype=torch.long, device=device)
+        return cls(both[0], both[1], depth=max(_depth(parents) for _, parents in rows))
+
+    @property
+    def size(self) -> int:
+        """N, the number of nodes without the root."""
+        return self.tokens.shape[1]
+
+    def shape_per_line(self) -> tuple[list[int], list[int]]:
+        """Each line's number of nodes and the length of its longest path, on the host."""
+        if not self.size:
+            return [0] * self.tokens.shape[0], [0] * self.tokens.shape[0]
+        sizes = (self.tokens != NO_TOKEN).sum(dim=1)
+        shape = torch.stack([sizes, self.depths.amax(dim=1)]).tolist()
+        return shape[0], shape[1]
+
+    @property
+    def has_proposals(self) -> bool:
+        """Whether some node was sampled from a law that is known."""
+        return self.proposals is not None
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """`[B, N + 1, N + 1]` bool: whether node j is node i or an ancestor of it."""
+        batch_size, size = self.tokens.shape[0], self.size + 1
+        device = self.tokens.device
+        if self.is_chain:
+            return torch.ones(size, size, dtype=torch.bool, device=device).tril().expand(batch_size, size, size)
+        parents = torch.cat([self.parents.new_zeros(batch_size, 1), self.parents], dim=1)
+        hop = torch.nn.functional.one_hot(parents, size)
+        reach = (hop + torch.eye(size, dtype=torch.long, device=device)).clamp(max=1).float()
+        for _ in range(math.ceil(math.log2(max(self.depth, 1)))):
+            reach = (reach @ reach).clamp(max=1)
+        return reach > 0
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """`[B, N + 1]` distance of each node from the root; 0 where there is no node."""
+        if self.is_chain:
+            depths = torch.arange(self.size + 1, device=self.tokens.device).expand(self.tokens.shape[0], -1)
+        else:
+            depths = self.visible.sum(dim=-1) - 1
+        absent = torch.nn.functional.pad(self.tokens == NO_TOKEN, (1, 0))
+        return depths.masked_fill(absent, 0)
+
+
+def _depth(parents: Sequence[int]) -> int:
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return max(depths)
+
+
+def path_to(node: int, parents: Sequence[int]) -> list[int]:
+    """The nodes from the root's child down to `node`; empty for the root.
+
+    Args:
+        node: A node index.
+        parents: `[N]` one row of `DraftTree.parents`.
+    """
+    path: list[int] = []
+    while node:
+        path.append(node)
+        node = parents[node - 1]
+    return path[::-1]

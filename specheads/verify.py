@@ -1,0 +1,271 @@
+"""The verifier: which drafted tokens stay, and which token the target adds.
+
+One lemma covers every scheme. A node v of the draft tree carries (a, P): the probability with which the part of the tree below
+v must end up accepted, and the law that the next token must then have. Its children are taken in the order they were drawn. A
+child with token c, drawn from Q, is accepted with probability min(1, a P(c) / Q(c)); if it is not, what is still owed is
+R = max(a P - Q, 0) with sum S, so P becomes R / S and a becomes S / (S + 1 - a). With no child left, v itself is accepted with
+probability a and a token drawn from P. Started at the root with a = 1, the emitted tokens have exactly the target's law.
+
+Flipping each child's coin at once gives token verification (Leviathan et al. 2023) on a chain and recursive rejection
+(SpecInfer, EAGLE, Sequoia) on a tree. Leaving the decision to the descendants gives block verification (Sun et al. 2025,
+arXiv 2403.10444) on a chain and traversal verification (arXiv 2505.12398) on a tree. A point mass is the case Q(c) = 1.
+Point masses can as well be matched: draw the target's token, go on while a child bears it. That draws no more than plain
+decoding does, so it is also the way for noise that depends on the position, and for processors with a state.
+
+Shapes: B rows, N draft nodes, V vocabulary; node 0 is the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .randomness import Noise
+from .tree import NO_LAW, NO_TOKEN, DraftTree, path_to
+
+
+class NodeLaws(Protocol):
+    """The target's processed scores at the nodes of one round, each with its own prefix."""
+
+    def at(self, lines: Sequence[int], nodes: Tensor, drafted: Tensor) -> Tensor:
+        """Scores `[R, V]` for line `lines[i]` at node `nodes[i]`, whose path bears the tokens `drafted[i]` (`[R, depth]`)."""
+        ...
+
+    def everywhere(self, tree: DraftTree) -> Tensor:
+        """Scores `[B, N + 1, V]` at every node."""
+        ...
+
+
+@dataclass
+class Verdict:
+    """What a round yields, per row.
+
+    Args:
+        paths: The accepted nodes, from the root's child downwards.
+        emitted: Their tokens and, last, the one that the target adds.
+    """
+
+    paths: list[list[int]]
+    emitted: list[list[int]]
+
+
+AfterLevel = Callable[[list[int]], bool]
+
+
+def match(
+    tree: DraftTree,
+    laws: NodeLaws,
+    noise: Noise | None,
+    rows: Sequence[int],
+    positions: Sequence[int],
+    after_level: AfterLevel | None = None,
+) -> Verdict:
+    """Walks down the tree while the target's own token is among the current node's children.
+
+    Exact for every drafter: the output is a stream of the target's tokens. Laws are computed along the walk only. On a CPU the
+    walk ends with its last open row; elsewhere it goes to the tree's depth, since to ask would be to wait for the device.
+
+    Args:
+        tree: The draft.
+        laws: The target's scores at its nodes.
+        noise: Draws the target's tokens; `None` takes the most probable one.
+        rows: For each line of the tree, its row in the batch.
+        positions: For each line, the index within its continuation of the next token.
+        after_level: Called with one token per line after each level, when the rows must go in step; says whether to go on.
+            The walk then also ends at the first level where some line's token was not drafted.
+    """
+    batch_size, device = tree.tokens.shape[0], tree.tokens.device
+    node = torch.zeros(batch_size, dtype=torch.long, device=device)
+    is_open = torch.ones(batch_size, dtype=torch.bool, device=device)
+    walked: list[Tensor] = []
+    nodes: list[Tensor] = []
+    lines = list(range(batch_size))
+    for level in range(tree.depth + 1):
+        some: slice | list[int] = slice(None)
+        if level and device.type == "cpu" and not bool(is_open.all()):
+            some = lines = is_open.nonzero().flatten().tolist()
+        drafted = torch.stack(walked, dim=1)[some] if walked else node.new_empty(batch_size, 0)
+        scores = laws.at(lines, node[some], drafted)
+        token = torch.full_like(node, NO_TOKEN)
+        token[some] = choose(scores, noise, [rows[i] for i in lines], [positions[i] + level for i in lines])
+        child = (tree.parents == node[:, None]) & (tree.tokens == token[:, None]) & is_open[:, None]
+        walked.append(token)
+        if tree.size:
+            is_open = child.any(dim=1)
+            node = torch.where(is_open, child.int().argmax(dim=1) + 1, node)
+            nodes.append(torch.where(is_open, node, 0))
+        if after_level is not None:
+            if not after_level(token.tolist()) or not bool(is_open.all()):
+                break
+        elif device.type == "cpu" and not bool(is_open.any()):
+            break
+    return _read_walk(walked, nodes)
+
+
+def _read_walk(walked: list[Tensor], nodes: list[Tensor]) -> Verdict:
+    levels = len(walked)
+    # The round's one wait for the device. Row by row: the tokens of each level, then the nodes they led to.
+    table = torch.stack([*walked, *nodes[:levels]], dim=1).tolist()
+    paths = []
+    for line in table:
+        path = [node for node in line[levels:] if node]
+        paths.append(path[: levels - 1])
+    emitted = [line[: len(path) + 1] for line, path in zip(table, paths, strict=True)]
+    return Verdict(paths, emitted)
+
+
+def choose(scores: Tensor, noise: Noise | None, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """The target's token: the most probable one without noise, a draw from the law with it.
+
+    Args:
+        scores: `[R, V]` processed logits.
+    """
+    if noise is None:
+        return scores.argmax(dim=-1)
+    return _draw(scores.softmax(dim=-1), noise, rows, positions)
+
+
+def _draw(weights: Tensor, noise: Noise, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """A token per line, `NO_LAW` where the weights `[R, V]` are none. Only a row that goes on to it is in error."""
+    hopeless = weights[:, 0].isnan()
+    return noise.draw(weights.nan_to_num_(nan=1.0), rows, positions).masked_fill(hopeless, NO_LAW)
+
+
+def settle(
+    tree: DraftTree, laws: NodeLaws, noise: Noise, rows: Sequence[int], positions: Sequence[int], carry: bool
+) -> Verdict:
+    """Verifies by ratios of probabilities; exact if sampled nodes carry the law they were drawn from.
+
+    Which path the lemma accepts is one draw among the nodes: their probabilities follow from the acceptances, which do not
+    depend on chance. It takes two waits for the device, whatever the tree.
+
+    Args:
+        tree: The draft.
+        laws: The target's scores at its nodes.
+        noise: Draws the accepted node and the added token.
+        rows: For each line of the tree, its row in the batch.
+        positions: For each line, the index within its continuation of the next token.
+        carry: Whether a child's coin is left to its descendants (block, traversal) or flipped at once (token).
+    """
+    owed = laws.everywhere(tree).softmax(dim=-1)
+    acceptance = _acceptances(tree, owed, carry)
+    table = torch.cat([acceptance, tree.parents.double(), tree.tokens.double()], dim=1).cpu().numpy()
+    probability, parents, tokens = np.split(table, [tree.size + 1, 2 * tree.size + 1], axis=1)
+    parents, tokens = parents.astype(int), tokens.astype(int)
+    ends = _end_law(probability, parents, carry)
+    end = noise.draw(torch.from_numpy(ends), rows, positions).to(tree.tokens.device)
+    lines = torch.arange(end.shape[0], device=end.device)
+    added = _draw(owed[lines, end], noise, rows, positions)
+    paths = [path_to(node, parents[i].tolist()) for i, node in enumerate(end.tolist())]
+    emitted = [
+        [*(int(tokens[i, node - 1]) for node in path), token]
+        for i, (path, token) in enumerate(zip(paths, added.tolist(), strict=True))
+    ]
+    return Verdict(paths, emitted)
+
+
+def _acceptances(tree: DraftTree, owed: Tensor, carry: bool) -> Tensor:
+    """The lemma's a for every node, and in place of each node's law what it still owes after its children.
+
+    Args:
+        owed: `[B, N + 1, V]` the target's laws; overwritten with weights in proportion to the final P of each node.
+
+    Returns:
+        `[B, N + 1]` in double precision. With `carry`, the probability with which a node that is left without children is
+        accepted; else that with which it is accepted by its parent.
+    """
+    batch_size = owed.shape[0]
+    lines = torch.arange(batch_size, device=owed.device)
+    share = torch.ones(batch_size, tree.size + 1, dtype=torch.double, device=owed.device)  # a
+    total = torch.ones_like(share)  # the sum of `owed`, by which it is to be divided to give P
+    accepted = torch.ones_like(share)
+    for node in range(1, tree.size + 1):
+        parent, token = tree.parents[:, node - 1], tree.tokens[:, node - 1]
+        exists = token != NO_TOKEN
+        token = token.clamp(min=0)
+        weight = owed[lines, parent, token].double()
+        a, proposal, is_point = share[lines, parent], *_proposal(tree, node)
+        ratio = a.log() + weight.log() - total[lines, parent].log()
+        if proposal is not None:
+            ratio = ratio - proposal[lines, token].double().log().masked_fill(is_point, 0.0)
+        # -inf - -inf: the target cannot say this token, so it is refused whatever the draft's law.
+        accept = ratio.nan_to_num(nan=-torch.inf, posinf=0.0).clamp(max=0.0).exp().masked_fill(~exists, 0.0)
+        accepted[:, node] = accept
+        if carry:
+            share[:, node] = accept
+        _strike(owed, total, share, lines, parent, token, proposal, is_point, exists)
+    return share if carry else accepted
+
+
+def _proposal(tree: DraftTree, node: int) -> tuple[Tensor | None, Tensor]:
+    """The law `[B, V]` that a node was drawn from (any line of it where it is a point mass), and where it is one `[B]`."""
+    if tree.proposals is None or tree.proposal_of is None:
+        return None, tree.tokens.new_ones(tree.tokens.shape[0], dtype=torch.bool)
+    index = tree.proposal_of[:, node - 1]
+    lines = torch.arange(index.shape[0], device=index.device)
+    proposal = tree.proposals[lines, index.clamp(min=0)]
+    # A draft model whose law overflowed to NaN has not drawn at all: its token is one like any other.
+    return proposal, (index < 0) | proposal[:, 0].isnan()
+
+
+def _strike(
+    owed: Tensor,
+    total: Tensor,
+    share: Tensor,
+    lines: Tensor,
+    parent: Tensor,
+    token: Tensor,
+    proposal: Tensor | None,
+    is_point: Tensor,
+    exists: Tensor,
+) -> None:
+    """What the parent owes once this child is rejected: P becomes R / S and a becomes S / (S + 1 - a)."""
+    a, before = share[lines, parent], total[lines, parent]
+    struck = owed[lines, parent]
+    if proposal is None:
+        struck[lines, token] = 0
+    else:
+        scale = (a / before).to(struck.dtype)[:, None]
+        residual = (struck * scale - proposal).clamp_(min=0)
+        struck = torch.where(is_point[:, None], struck.scatter(1, token[:, None], 0), residual)
+    after = struck.sum(dim=-1).double()
+    left = torch.where(is_point, a * after / before, after)
+    # Nothing left and nothing to reject: P equals Q, and a rejection can only be rounding. P stays.
+    keep = ~exists | (after <= 0)
+    owed[lines, parent] = torch.where(keep[:, None], owed[lines, parent], struck)
+    total[lines, parent] = torch.where(keep, before, after)
+    next_share = left / (left + (1 - a))
+    share[lines, parent] = torch.where(exists, next_share.nan_to_num(nan=1.0), a)
+
+
+def _end_law(probability: np.ndarray, parents: np.ndarray, carry: bool) -> np.ndarray:
+    """The probability of each node to be the last accepted one.
+
+    Args:
+        probability: `[B, N + 1]` what `_acceptances` returns.
+        parents: `[B, N]`.
+        carry: As in `settle`. If so, the nodes are asked leaves first, first-drawn branches first, and the first that accepts
+            ends the round; else the walk goes down from the root.
+    """
+    batch_size, size = probability.shape
+    lines = np.arange(batch_size)
+    passing = probability.copy()
+    if carry:
+        missed = 1.0 - probability
+        for node in range(size - 1, 0, -1):
+            missed[lines, parents[:, node - 1]] *= missed[:, node]
+        passing = 1.0 - missed
+    reached = np.zeros_like(probability)
+    reached[:, 0] = 1.0
+    for node in range(1, size):
+        parent = parents[:, node - 1]
+        entering = reached[lines, parent]
+        # `reached` of the parent becomes the probability of having left this child behind.
+        reached[:, node] = entering if carry else entering * passing[:, node]
+        reached[lines, parent] = entering * (1.0 - passing[:, node])
+    return reached * probability if carry else reached
