@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from . import compat
 from .config import SpeculativeConfig
 from .drafters import Drafter, load_drafter
-from .preparation import prepare
 from .loop import run
+from .preparation import check_mode, prepare
 from .stats import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from .target import family_of
 
@@ -102,12 +101,8 @@ class SpeculativeGenerationMixin(GenerationMixin):
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: Any) -> None:
         plan = _PLAN.get()
-        if plan is not None and plan.model is self and generation_mode not in compat.SAMPLE_MODES:
-            mode = str(generation_mode.value).replace("_", " ")
-            raise ValueError(
-                f"`speculative` works for greedy decoding and sampling, but these arguments ask for {mode}; "
-                "drop them or call `generate` without `speculative`."
-            )
+        if plan is not None and plan.model is self:
+            check_mode(generation_mode, generation_config, generation_mode_kwargs.get("synced_gpus"))
         super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
 
     def _sample(
@@ -119,6 +114,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
         synced_gpus: bool = False,
         streamer: Any = None,
         inputs_tensor: Tensor | None = None,
+        tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         plan = _PLAN.get()
@@ -127,8 +123,6 @@ class SpeculativeGenerationMixin(GenerationMixin):
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
         plan.was_carried_out = True
-        if synced_gpus:
-            raise ValueError("`speculative` is not supported with `synced_gpus` (FSDP, ZeRO-3): ranks would draft different lengths.")
         call = prepare(
             self, plan.config, plan.drafter, input_ids, logits_processor, stopping_criteria, generation_config, streamer,
             inputs_tensor, model_kwargs,

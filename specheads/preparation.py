@@ -52,7 +52,7 @@ def prepare(
     Raises:
         ValueError: if an argument is not supported or contradicts another.
     """
-    _check(model, generation_config, model_kwargs)
+    _check_inputs(model_kwargs)
     mask = None if model.config.is_encoder_decoder else model_kwargs.get("attention_mask")
     batch_size = input_ids.shape[0]
     noise = noise_for(config, batch_size) if generation_config.do_sample else None
@@ -96,18 +96,43 @@ def prepare(
     )
 
 
-def _check(model: PreTrainedModel, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
-    unknown = [name for name, value in model_kwargs.items() if name not in KNOWN_INPUTS and value is not None]
-    if unknown:
-        raise ValueError(f"`speculative` does not support the argument(s) {', '.join(unknown)} yet; drop them or `speculative`.")
+def check_mode(mode: Any, generation_config: Any, synced_gpus: bool | None) -> None:
+    """Refuses, before anything is computed, what the settings of `generate` ask for and the loop does not do.
+
+    Args:
+        mode: The generation mode that `generate` settled on.
+        generation_config: Its settings.
+        synced_gpus: Whether ranks must make the same passes.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if mode not in compat.SAMPLE_MODES:
+        name = str(mode.value).replace("_", " ")
+        raise ValueError(
+            f"`speculative` works for greedy decoding and sampling, but these arguments ask for {name}; "
+            "drop them or call `generate` without `speculative`."
+        )
+    if synced_gpus:
+        raise ValueError("`speculative` is not supported with `synced_gpus` (FSDP, ZeRO-3): ranks would draft different lengths.")
+    if generation_config.cache_implementation not in (None, "dynamic"):
+        raise ValueError(
+            f"`speculative` keeps a cache of its own and does not take `cache_implementation="
+            f"{generation_config.cache_implementation!r}`; drop it, or `speculative`."
+        )
     wanted = [name for name in UNSUPPORTED_OUTPUTS if getattr(generation_config, name, None)]
     if generation_config.return_dict_in_generate and wanted:
         raise ValueError(f"`speculative` does not support {', '.join(wanted)} yet; drop them or `speculative`.")
+
+
+def _check_inputs(model_kwargs: dict[str, Any]) -> None:
+    unknown = [name for name, value in model_kwargs.items() if name not in KNOWN_INPUTS and value is not None]
+    if unknown:
+        raise ValueError(f"`speculative` does not support the argument(s) {', '.join(unknown)} yet; drop them or `speculative`.")
     cache = model_kwargs.get(compat.CACHE)
     if cache is not None and (getattr(cache, "_is_user_defined", False) or not compat.is_plain_cache(cache)):
         raise ValueError(
-            "`speculative` keeps a cache of its own and does not take one yet: drop the cache argument and "
-            "`cache_implementation`, or `speculative`."
+            f"`speculative` keeps a cache of its own and does not take `{compat.CACHE}` yet; drop it, or `speculative`."
         )
     _check_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
 

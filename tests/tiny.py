@@ -61,7 +61,7 @@ def _build(family: str, vocab_size: int, **changes) -> PreTrainedModel:
         config = Gemma3TextConfig(**shape, sliding_window=WINDOW, layer_types=kinds, query_pre_attn_scalar=8, **special)
         return Gemma3ForCausalLM(config)
     if family == "gpt2":
-        config = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=256, **special)
+        config = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=shape["max_position_embeddings"], **special)
         return GPT2LMHeadModel(config)
     if family == "opt":
         config = OPTConfig(

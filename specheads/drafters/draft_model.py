@@ -53,7 +53,7 @@ class DraftModelDrafter:
         ids, mask = _left_padded([context.prompts[row] for row in context.rows], self.model.device)
         most = max(context.sequences.remaining(row) for row in context.rows)
         room = most + context.config.draft_tokens + (context.config.tree_nodes or 0) + 1
-        self.runner = run_prompt(self.model, ids, mask, self._encoder_inputs(context), room)
+        self.runner = run_prompt(self.model, self._known(ids), mask, self._encoder_inputs(context), room)
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A sampled or most probable chain, or a tree if the budget has more nodes than depth."""
@@ -108,7 +108,11 @@ class DraftModelDrafter:
         """One pass of the draft model over new nodes (`ModelRunner.extend`)."""
         assert self.runner is not None
         device = self.model.device
-        return self.runner.extend(tokens.to(device), depths.to(device), visible.to(device))
+        return self.runner.extend(self._known(tokens.to(device)), depths.to(device), visible.to(device))
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Tokens as the draft model can read them: a target with more padding may say some that it has no embedding for."""
+        return tokens.clamp(max=self.model.get_input_embeddings().weight.shape[0] - 1)
 
     def _depth_within_limit(self, context: DraftContext, budget: Budget) -> int:
         if self.position_limit is None:
@@ -130,7 +134,7 @@ class DraftModelDrafter:
             ids = torch.tensor(tokens, device=self.model.device)
             order = torch.arange(size, device=ids.device)
             visible = (order[:, None] >= order[None, :]).expand(len(tokens), size, size)
-            logits = self.runner.extend(ids, order.expand_as(ids), visible)
+            logits = self.extend(ids, order.expand_as(ids), visible)
             if lag <= size:
                 return logits[:, -1], size
             self.runner.commit([list(range(size))] * len(tokens))
