@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from transformers import (
     DynamicCache,
@@ -102,18 +103,20 @@ def test_num_return_sequences(target: Any, draft: Any) -> None:
 
 
 def test_prefix_functions_see_their_row_with_return_sequences(target: Any) -> None:
-    seen: set[int] = set()
+    asked: list[set[int]] = [set(), set()]
 
-    def allowed(row: int, ids: Tensor) -> list[int]:
-        seen.add(row)
-        return [3 + row] if int(ids.shape[0]) % 2 else [20 + row]
+    def allowed_by(turn: int) -> Any:
+        def allowed(row: int, ids: Tensor) -> list[int]:
+            asked[turn].add(row)
+            return [3 + row] if int(ids.shape[0]) % 2 else [20 + row]
 
-    out = target.generate(
-        **prompt("llama", 2), num_return_sequences=2, do_sample=True, max_new_tokens=6, prefix_allowed_tokens_fn=allowed,
-        speculative={"drafter": "suffix"},
-    )  # fmt: skip
-    assert seen == {0, 1}
-    assert [set(line.tolist()) for line in out[:, 11:]] == [{3, 20}, {3, 20}, {4, 21}, {4, 21}]
+        return allowed
+
+    arguments = {**prompt("llama", 2), "num_return_sequences": 2, "do_sample": True, "max_new_tokens": 6}
+    plain = target.generate(**arguments, prefix_allowed_tokens_fn=allowed_by(0))
+    ours = target.generate(**arguments, prefix_allowed_tokens_fn=allowed_by(1), speculative={"drafter": "suffix"})
+    assert torch.equal(plain, ours)
+    assert asked[0] == asked[1] and len(asked[0]) > 1
 
 
 class StopOnLast(StoppingCriteria):
@@ -201,7 +204,9 @@ def test_streamers_get_what_plain_ones_get(batch: int, target: Any, draft: Any) 
 
 def letters() -> PreTrainedTokenizerFast:
     """A tokenizer of one letter per token."""
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE({LETTERS[i]: i for i in range(32)}, [], unk_token="a")))
+    tokenizer = Tokenizer(BPE({LETTERS[i]: i for i in range(32)}, [], unk_token="a"))
+    tokenizer.decoder = Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def test_text_iterator_streamer_in_a_thread(target: Any, draft: Any) -> None:
