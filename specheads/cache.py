@@ -1,8 +1,9 @@
 """SlotCache: keys and values of the target, one slot per position, rows of different lengths.
 
-A stock model writes into it through `update` and reads back what it may attend to. Rows start at slot 0, padding dropped, so a
-row's slot is its position. A round writes its nodes into the slots after each row's length; what is rejected is forgotten by not
-counting it, a path through a tree is kept by moving its slots together. Nothing is copied that grows with the sequence.
+A stock model writes into it through `update` and reads back what it may attend to. Rows start at slot 0, padding dropped, so
+a row's slot is its position. A round writes its nodes into the slots after each row's length; what is rejected is forgotten
+by not counting it, a path through a tree is kept by moving its slots together. Nothing is copied that grows with the
+sequence.
 
 Shapes: B rows, H key-value heads, S slots, D head dimension, n tokens of a pass.
 """

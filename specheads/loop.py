@@ -62,7 +62,9 @@ def run(call: Call) -> Tensor:
         call.stats.record_round(context.rows, tree, paths, kept)
         call.pacer.observe(tree.shape_per_line()[1], [len(path) for path in verdict.paths])
         # The last token of a row is not in the target's cache: it is the root of the next draft.
-        target.commit([[0, *path[: len(tokens) - 1]] if target.written else [] for path, tokens in zip(paths, kept, strict=True)])
+        target.commit(
+            [[0, *path[: len(tokens) - 1]] if target.written else [] for path, tokens in zip(paths, kept, strict=True)]
+        )
         with timed(call.stats, "draft"):
             drafter.commit(context, Accepted(tree, paths, kept, logits))
             drop_finished(call)

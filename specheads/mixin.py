@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -45,7 +45,10 @@ _PLAN: ContextVar[Plan | None] = ContextVar("specheads_plan", default=None)
 
 
 class SpeculativeGenerationMixin(GenerationMixin):
-    """Adds `speculative=` to `generate`. Stands before the model class: `class MyModel(SpeculativeGenerationMixin, LlamaForCausalLM)`."""
+    """Adds `speculative=` to `generate`.
+
+    Stands before the model class: `class MyModel(SpeculativeGenerationMixin, LlamaForCausalLM)`.
+    """
 
     def generate(
         self,
@@ -124,8 +127,16 @@ class SpeculativeGenerationMixin(GenerationMixin):
             )
         plan.was_carried_out = True
         call = prepare(
-            self, plan.config, plan.drafter, input_ids, logits_processor, stopping_criteria, generation_config, streamer,
-            inputs_tensor, model_kwargs,
+            self,
+            plan.config,
+            plan.drafter,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            streamer,
+            inputs_tensor,
+            model_kwargs,
         )
         ids = run(call).to(input_ids.device)
         if streamer is not None:
@@ -169,7 +180,8 @@ def enable(model: Model, drafter: Any = None, **options: Any) -> Model:
     config = SpeculativeConfig.from_options({**options, "drafter": drafter if isinstance(drafter, str) else None})
     attachment = Attachment(config, None if drafter is None else load_drafter(drafter, model))
     if not isinstance(model, SpeculativeGenerationMixin):
-        model.__class__ = _speculative_class(type(model))
+        original: Any = type(model)
+        model.__class__ = _speculative_class(original)
     model._speculation = attachment
     return model
 
@@ -184,18 +196,18 @@ def disable(model: Model) -> Model:
 
 
 @cache
-def _speculative_class(original: type) -> type:
+def _speculative_class(original: Any) -> Any:
     names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(original.__name__, (SpeculativeGenerationMixin, original), {**names, "_speculation_original": original})
 
 
-def _original_class(cls: type) -> type | None:
+def _original_class(cls: type) -> Any:
     """The class that `enable` built on, `None` if `cls` is not of its making."""
     return cls.__dict__.get("_speculation_original")
 
 
 def _restore(original: type, state: dict[str, Any]) -> Any:
-    cls: Callable[..., Any] = _speculative_class(original)
+    cls = _speculative_class(original)
     model = cls.__new__(cls)
     model.__setstate__(state)
     return model
@@ -205,13 +217,13 @@ def _check_same_tokenizer(target: Any, draft: Any, tokenizer: Any, draft_tokeniz
     """Refuses a draft model with another tokenizer, as far as can be told."""
     if tokenizer is not None and draft_tokenizer is not None:
         if tokenizer.get_vocab() != draft_tokenizer.get_vocab():
-            raise ValueError("The draft model's tokenizer differs from the target's; draft models must share the target's tokenizer.")
+            raise ValueError(
+                "The draft model's tokenizer differs from the target's; draft models must share the target's tokenizer."
+            )
         return
     sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
     if sizes[0] != sizes[1]:
         raise ValueError(
-            f"The draft model has a vocabulary of {sizes[1]} and the target one of {sizes[0]}; if only the padding differs, pass "
-            "`tokenizer=` and `assistant_tokenizer=` so that this can be checked."
+            f"The draft model has a vocabulary of {sizes[1]} and the target one of {sizes[0]}; if only the padding "
+            "differs, pass `tokenizer=` and `assistant_tokenizer=` so that this can be checked."
         )
-
-

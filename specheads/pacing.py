@@ -1,9 +1,9 @@
 """How much to draft: as long as one more token is worth what it costs.
 
-With survival s_k, the probability that all of the first k drafted tokens are accepted, a chain of k emits E(k) = 1 + s_1 + ... + s_k
-tokens a round at a cost of T(k) target passes. The best k maximises E / T; adding a token pays while s_k exceeds its marginal cost
-times the tokens per pass of the moment. Only earlier rounds are looked at, which keeps every round exact, and no clock, so that a
-seeded call repeats itself.
+With survival s_k, the probability that all of the first k drafted tokens are accepted, a chain of k emits E(k) = 1 + s_1 +
+... + s_k tokens a round at a cost of T(k) target passes. The best k maximises E / T; adding a token pays while s_k exceeds
+its marginal cost times the tokens per pass of the moment. Only earlier rounds are looked at, which keeps every round exact,
+and no clock, so that a seeded call repeats itself.
 """
 
 from __future__ import annotations

@@ -114,7 +114,9 @@ def check_mode(mode: Any, generation_config: Any, synced_gpus: bool | None) -> N
             "drop them or call `generate` without `speculative`."
         )
     if synced_gpus:
-        raise ValueError("`speculative` is not supported with `synced_gpus` (FSDP, ZeRO-3): ranks would draft different lengths.")
+        raise ValueError(
+            "`speculative` is not supported with `synced_gpus` (FSDP, ZeRO-3): ranks would draft different lengths."
+        )
     if generation_config.cache_implementation not in (None, "dynamic"):
         raise ValueError(
             f"`speculative` keeps a cache of its own and does not take `cache_implementation="
@@ -128,7 +130,9 @@ def check_mode(mode: Any, generation_config: Any, synced_gpus: bool | None) -> N
 def _check_inputs(model_kwargs: dict[str, Any]) -> None:
     unknown = [name for name, value in model_kwargs.items() if name not in KNOWN_INPUTS and value is not None]
     if unknown:
-        raise ValueError(f"`speculative` does not support the argument(s) {', '.join(unknown)} yet; drop them or `speculative`.")
+        raise ValueError(
+            f"`speculative` does not support the argument(s) {', '.join(unknown)} yet; drop them or `speculative`."
+        )
     cache = model_kwargs.get(compat.CACHE)
     if cache is not None and (getattr(cache, "_is_user_defined", False) or not compat.is_plain_cache(cache)):
         raise ValueError(

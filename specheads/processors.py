@@ -1,8 +1,8 @@
 """Logits processors at the nodes of a draft tree, each node with its own prefix.
 
-Plain `generate` calls the processors once a step with the ids `[B, L]` and scores `[B, V]` of the whole batch. A node stands for a
-step of one row, so it must see what that row would have shown: the padded prompt, what is committed, and the node's path. Three
-kinds are told apart, by exact type:
+Plain `generate` calls the processors once a step with the ids `[B, L]` and scores `[B, V]` of the whole batch. A node stands
+for a step of one row, so it must see what that row would have shown: the padded prompt, what is committed, and the node's
+path. Three kinds are told apart, by exact type:
 
 - *pointwise*: a function of the scores alone;
 - *prefix*: a function of the row's ids, and at most of settings that belong to the row, which are selected for it;
@@ -207,7 +207,10 @@ def nodes_by_depth(tree: DraftTree) -> list[tuple[list[int], list[int], Tensor]]
     groups = []
     for depth in range(tree.depth + 1):
         places = [
-            (line, node) for line, row in enumerate(depths) for node, own in enumerate(row) if own == depth and (depth or not node)
+            (line, node)
+            for line, row in enumerate(depths)
+            for node, own in enumerate(row)
+            if own == depth and (depth or not node)
         ]
         if places:
             lines, nodes = [line for line, _ in places], [node for _, node in places]

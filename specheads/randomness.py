@@ -65,6 +65,7 @@ class GeneratorNoise:
         self.generators: dict[torch.device, torch.Generator] = {}
 
     def draw(self, weights: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """See `Noise.draw`."""
         arrivals = torch.empty_like(weights).exponential_(generator=self._generator(weights.device))
         return race(weights, arrivals)
 
@@ -83,6 +84,7 @@ class RowwiseNoise:
         self.sources = [GeneratorNoise(seed) for seed in seeds]
 
     def draw(self, weights: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """See `Noise.draw`."""
         lines = weights.split(1)
         return torch.cat([self.sources[row].draw(line, [row], []) for row, line in zip(rows, lines, strict=True)])
 
@@ -99,6 +101,7 @@ class KeyedNoise:
         self.states = [_mix_int(_mix_int(seed) + row * _GAMMA) for seed, row in keys]
 
     def draw(self, weights: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """See `Noise.draw`."""
         starts = [_mix_int(self.states[row] + position * _GAMMA) for row, position in zip(rows, positions, strict=True)]
         start = torch.tensor([_signed(value) for value in starts], device=weights.device)
         token = torch.arange(1, weights.shape[-1] + 1, device=weights.device)

@@ -99,8 +99,8 @@ class Sequences:
         """Adds one token to each of some rows and asks the stop rules about them."""
         if NO_LAW in tokens:
             raise ValueError(
-                f"The model gives row {rows[tokens.index(NO_LAW)]} no token to sample: its scores are NaN or all -inf after the "
-                "logits processors. Check the model's precision and the constraints."
+                f"The model gives row {rows[tokens.index(NO_LAW)]} no token to sample: its scores are NaN or all "
+                "-inf after the logits processors. Check the model's precision and the constraints."
             )
         columns = [self.widths[row] for row in rows]
         self.ids[rows, columns] = torch.tensor(tokens, dtype=self.ids.dtype, device=self.ids.device)

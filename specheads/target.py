@@ -1,7 +1,7 @@
 """A model with its cache behind one call: forward some nodes, keep a path, forget the rest.
 
-Stock modelling code runs unchanged. Where a family takes a 4-D mask and explicit positions, a pass holds any tree for rows of any
-lengths; where it derives positions from the cache, rows go in step and drafts are chains.
+Stock modelling code runs unchanged. Where a family takes a 4-D mask and explicit positions, a pass holds any tree for rows of
+any lengths; where it derives positions from the cache, rows go in step and drafts are chains.
 
 Shapes: B rows, n tokens of a pass, m tokens of a round so far, S slots, V vocabulary.
 """
@@ -63,8 +63,8 @@ def family_of(model: PreTrainedModel) -> Family:
     attention = model.config._attn_implementation
     if attention not in ATTENTION:
         raise ValueError(
-            f"Speculative generation needs attention that takes a mask, {' or '.join(ATTENTION)}, but the model was loaded with "
-            f"{attention!r}; load it with `attn_implementation='sdpa'`."
+            f"Speculative generation needs attention that takes a mask, {' or '.join(ATTENTION)}, but the model was loaded "
+            f"with {attention!r}; load it with `attn_implementation='sdpa'`."
         )
     return FAMILIES[name]
 

@@ -65,8 +65,13 @@ def _build(family: str, vocab_size: int, **changes) -> PreTrainedModel:
         return GPT2LMHeadModel(config)
     if family == "opt":
         config = OPTConfig(
-            hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=256,
-            word_embed_proj_dim=32, **special,
+            hidden_size=32,
+            ffn_dim=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=256,
+            word_embed_proj_dim=32,
+            **special,
         )
         return OPTForCausalLM(config)
     if family == "t5":

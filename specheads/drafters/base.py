@@ -104,8 +104,8 @@ class Accepted:
 class Drafter(Protocol):
     """Proposes tokens. Whatever it proposes, the output keeps the target's law.
 
-    Each call of `generate` works on a shallow copy, and `begin` makes everything that changes, so that calls do not meet: not in
-    threads, not nested, and not after one that failed.
+    Each call of `generate` works on a shallow copy, and `begin` makes everything that changes, so that calls do not meet: not
+    in threads, not nested, and not after one that failed.
 
     Attributes:
         step_cost: What drafting one more level costs, in passes of the target over one token.

@@ -1,6 +1,7 @@
 """A smaller model with the target's tokenizer as the drafter (Leviathan et al. 2023).
 
-It samples with a law that is known, so ratios can be verified; or it takes the most probable tokens. Its cache follows the target's: what is rejected is forgotten, what the target added is fed with the next draft.
+It samples with a law that is known, so ratios can be verified; or it takes the most probable tokens. Its cache follows the
+target's: what is rejected is forgotten, what the target added is fed with the next draft.
 
 Shapes: B lines, M tokens that the draft model has not seen, V the target's vocabulary, V' its own.
 """

@@ -77,8 +77,15 @@ def grow_chain(source: DraftSource, context: DraftContext, logits: Tensor, seen:
 
 @dataclass
 class _Frontier:
-    """Nodes to be given children: their indices `[B, F]`, log probabilities of their paths `[B, F]`, their paths' tokens
-    `[B, F, level]`, what they attend to `[B, F, m]` and their logits `[B, F, V']`."""
+    """Nodes to be given children.
+
+    Args:
+        nodes: `[B, F]` their indices.
+        value: `[B, F]` log probabilities of their paths.
+        paths: `[B, F, level]` their paths' tokens.
+        visible: `[B, F, m]` what they attend to.
+        logits: `[B, F, V']` their raw logits.
+    """
 
     nodes: Tensor
     value: Tensor
@@ -89,8 +96,14 @@ class _Frontier:
 
 @dataclass
 class _Level:
-    """The children made at one depth: `[B, W]` tokens, parents as places in the frontier, and log probabilities of their paths;
-    the laws `[B, F, V]` that the first F of them were drawn from, or `None`."""
+    """The children made at one depth.
+
+    Args:
+        tokens: `[B, W]`.
+        parents: `[B, W]` places in the frontier.
+        value: `[B, W]` log probabilities of their paths.
+        laws: `[B, F, V]` what the first F of them were drawn from, or `None`.
+    """
 
     tokens: Tensor
     parents: Tensor
@@ -149,8 +162,8 @@ def _children(source: DraftSource, context: DraftContext, frontier: _Frontier, w
     if rest is None or rest_mass is None:
         return _Level(tokens, parents, value, None)
     drawn = draw(context, rest.flatten(0, 1), lines, depth).view(batch_size, count)
-    # Where draft and target agree, a sampled child is accepted as often as the target says none of its siblings: what it is worth
-    # depends on the law and not on the token.
+    # Where draft and target agree, a sampled child is accepted as often as the target says none of its siblings: what it
+    # is worth depends on the law and not on the token.
     drawn_value = frontier.value.to(law.dtype) + rest_mass.log()
     everyone = torch.arange(count, device=drawn.device).expand_as(drawn)
     # Sampled children come first among their siblings: the verifier asks in this order.
@@ -162,7 +175,7 @@ def _children(source: DraftSource, context: DraftContext, frontier: _Frontier, w
 def _descend(
     source: DraftSource, frontier: _Frontier, level: _Level, count: int, made: int, depth: int
 ) -> tuple[_Frontier, Tensor]:
-    """Runs the source on a level's `count` most probable nodes. Returns the new frontier and its places in the level `[B, F]`."""
+    """Runs the source on a level's `count` most probable nodes; gives the new frontier and its places `[B, F]`."""
     value, chosen = level.value.topk(min(count, level.tokens.shape[1]), dim=1)
     tokens = level.tokens.gather(1, chosen).clamp(min=0)
     origin = level.parents.gather(1, chosen)
@@ -188,8 +201,10 @@ def _collect_laws(levels: Sequence[_Level]) -> tuple[Tensor | None, Tensor | Non
 
 
 def _without(law: Tensor, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The laws `[B, F, V]` without the tokens that stand as point masses, as they were if nothing else is left; and the
-    probability `[B, F]` of the rest."""
+    """The laws `[B, F, V]` without the tokens that stand as point masses, and the probability `[B, F]` of what is left.
+
+    A law with nothing left stays as it was.
+    """
     rest = law.clone()
     lines = torch.arange(law.shape[0], device=law.device)[:, None]
     rest[lines, parents, tokens] = 0

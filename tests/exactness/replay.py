@@ -28,7 +28,9 @@ class ReplayNoise:
     def draw(self, weights: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
         assert len(rows) == weights.shape[0]
         assert bool((weights >= 0).all()) and bool((weights.sum(-1) > 0).all()), weights
-        return torch.tensor([self._one(line.double(), row) for line, row in zip(weights, rows, strict=True)], device=weights.device)
+        return torch.tensor(
+            [self._one(line.double(), row) for line, row in zip(weights, rows, strict=True)], device=weights.device
+        )
 
     def _one(self, weights: Tensor, row: int) -> int:
         law = weights / weights.sum()

@@ -113,13 +113,17 @@ def test_the_comparison_sees(mistake: str, monkeypatch: pytest.MonkeyPatch) -> N
     elif mistake == "window":
         original_window = ModelRunner._mask
         monkeypatch.setattr(
-            ModelRunner, "_mask", lambda self, window, depths, visible: original_window(self, window and window - 1, depths, visible)
+            ModelRunner,
+            "_mask",
+            lambda self, window, depths, visible: original_window(self, window and window - 1, depths, visible),
         )
         monkeypatch.setattr(Layout, "first", lambda self, window: 0)
     elif mistake == "rollback":
         original_commit = SlotCache.commit
         monkeypatch.setattr(
-            SlotCache, "commit", lambda self, kept: original_commit(self, [[*slots, len(slots)] if slots else [] for slots in kept])
+            SlotCache,
+            "commit",
+            lambda self, kept: original_commit(self, [[*slots, len(slots)] if slots else [] for slots in kept]),
         )
     else:
         monkeypatch.setattr("specheads.cache.SlotLayer.gather_slots", lambda self, sources, targets: None)

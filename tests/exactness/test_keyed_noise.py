@@ -57,7 +57,9 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 def test_seeds_matter() -> None:
     target = specheads.enable(tiny())
     inputs = prompt("llama", 2)
-    draws = [target.generate(**inputs, do_sample=True, max_new_tokens=12, speculative=_settings("none", seed)) for seed in (1, 1, 2)]
+    draws = [
+        target.generate(**inputs, do_sample=True, max_new_tokens=12, speculative=_settings("none", seed)) for seed in (1, 1, 2)
+    ]
     assert torch.equal(draws[0], draws[1])
     assert draws[0].shape != draws[2].shape or not torch.equal(draws[0], draws[2])
 
@@ -79,7 +81,9 @@ def test_keys_are_independent_over_positions_rows_and_seeds() -> None:
     law = torch.full((1, 2), 0.5)
     noise = KeyedNoise([(0, row) for row in range(2)])
     other = KeyedNoise([(1, row) for row in range(2)])
-    streams = [[int(source.draw(law, [row], [position])) for position in range(4000)] for source in (noise, other) for row in range(2)]
+    streams = [
+        [int(source.draw(law, [row], [position])) for position in range(4000)] for source in (noise, other) for row in range(2)
+    ]
     for i in range(4):
         assert 0.46 < sum(streams[i]) / 4000 < 0.54
         for j in range(i):

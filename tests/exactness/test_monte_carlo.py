@@ -1,7 +1,7 @@
 """Sampling from random models at full size of everything: the joint law of the first three tokens, by a G-test.
 
-Power: a shift of the law by a total variation d gives a non-centrality of at least 4 N d^2, so with N = 24,000 a shift of 0.02 is
-seen with near certainty at this threshold.
+Power: a shift of the law by a total variation d gives a non-centrality of at least 4 N d^2, so with N = 24,000 a shift of
+0.02 is seen with near certainty at this threshold.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def expected_law(target: PreTrainedModel, tokens: int, **arguments: Any) -> dict
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(tokens):
         prefixes = list(law)
-        ids = torch.cat([PROMPT.expand(len(prefixes), -1), torch.tensor(prefixes, dtype=torch.long).view(len(prefixes), -1)], dim=1)
+        ids = torch.cat(
+            [PROMPT.expand(len(prefixes), -1), torch.tensor(prefixes, dtype=torch.long).view(len(prefixes), -1)], dim=1
+        )
         with torch.no_grad():
             logits = target(input_ids=ids).logits[:, -1]
         processors = prepared["logits_processor"]
@@ -66,7 +68,11 @@ def expected_law(target: PreTrainedModel, tokens: int, **arguments: Any) -> dict
 
 
 def sample(
-    target: PreTrainedModel, draft: PreTrainedModel | None, speculative: dict[str, Any], seed: int, samples: int = SAMPLES,
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    speculative: dict[str, Any],
+    seed: int,
+    samples: int = SAMPLES,
     **arguments: Any,
 ) -> list[tuple[int, ...]]:
     """Many continuations of four tokens, the first three of each: so that drafts and added tokens fall on all of them."""

@@ -143,7 +143,12 @@ def _prepared(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, argument
 
 
 def distance(
-    model: PreTrainedModel, draft: PreTrainedModel | None, speculative: dict[str, Any], setting: str, batch: int, tokens: int = 4
+    model: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    speculative: dict[str, Any],
+    setting: str,
+    batch: int,
+    tokens: int = 4,
 ) -> tuple[float, int]:
     """Total variation between speculative and plain sampling, the worst over the rows, and the number of branches."""
     ids, mask = (PROMPT, torch.ones_like(PROMPT)) if batch == 1 else (PADDED, PADDED_MASK)
