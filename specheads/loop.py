@@ -60,7 +60,13 @@ def run(call: Call) -> Tensor:
         kept = verdict.emitted if steps_in_verify(call) else sequences.append(context.rows, verdict.emitted, call.in_step)
         paths = [path[: len(tokens)] for path, tokens in zip(verdict.paths, kept, strict=True)]
         call.stats.record_round(context.rows, tree, paths, kept)
-        call.pacer.observe(tree.shape_per_line()[1], [len(path) for path in verdict.paths])
+        call.pacer.observe(
+            tree.shape_per_line()[1],
+            [len(path) for path in verdict.paths],
+            tree.expected,
+            tokens=target.written * len(context.rows),
+            verify_seconds=call.stats.seconds["verify"],
+        )
         # The last token of a row is not in the target's cache: it is the root of the next draft.
         target.commit(
             [[0, *path[: len(tokens) - 1]] if target.written else [] for path, tokens in zip(paths, kept, strict=True)]

@@ -1,9 +1,14 @@
 """How much to draft: as long as one more token is worth what it costs.
 
-With survival s_k, the probability that all of the first k drafted tokens are accepted, a chain of k emits E(k) = 1 + s_1 +
-... + s_k tokens a round at a cost of T(k) target passes. The best k maximises E / T; adding a token pays while s_k exceeds
-its marginal cost times the tokens per pass of the moment. Only earlier rounds are looked at, which keeps every round exact,
-and no clock, so that a seeded call repeats itself.
+With survival s_k, the probability that all of the first k drafted tokens are accepted, a draft of k levels emits E(k) = 1 +
+s_1 + ... + s_k tokens a round, at a cost of T(k) passes over a single token. The best k maximises E / T. A drafter that knows
+how likely each of its nodes is goes by the same rule node by node: a node pays while its probability exceeds its marginal
+cost times the tokens per pass of the moment.
+
+Only earlier rounds are looked at, which keeps every round exact. What passes cost is measured on the running machine, unless
+that would make the clock decide which random numbers are drawn: a sampled call with a seed repeats itself.
+
+Shapes: B rows still going, N draft nodes of a row.
 """
 
 from __future__ import annotations
@@ -13,15 +18,41 @@ import torch
 from .config import SpeculativeConfig
 from .drafters.base import Budget, DraftContext
 
-# Cost of a target pass over n + 1 tokens against one over a single token: 1 + STEP + n * SLOPE. On a CPU small matrix products
-# repack their weights, which one-token passes do not; on an accelerator a pass of few tokens is bound by reading the weights.
-CPU_STEP, CPU_SLOPE = 0.35, 0.03
-ACCELERATOR_STEP, ACCELERATOR_SLOPE = 0.02, 0.005
-
 MEMORY = 0.9  # weight of the past at each round: some ten rounds count
 PRIOR = 0.6  # acceptance assumed before anything is seen
 PRIOR_ROUNDS = 2.0
 PROBE_EVERY = 16  # rounds without a draft before one is tried again
+PROBE_DEPTH = 3
+
+
+class PassCost:
+    """What a target pass costs by the number of its tokens, in passes over one token.
+
+    Args:
+        device: Where the target runs. On a CPU small matrix products repack their weights at each call, which a product with a
+            single row does not; on an accelerator a pass of few tokens is bound by reading the weights.
+    """
+
+    def __init__(self, device: torch.device):
+        self.first, self.slope = (0.45, 0.02) if device.type == "cpu" else (0.02, 0.004)
+        self.measured: dict[int, float] = {}  # seconds
+
+    def assumed(self, tokens: int) -> float:
+        """The cost before anything is measured."""
+        return 1.0 if tokens == 1 else 1.0 + self.first + self.slope * tokens
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Takes in how long a pass took."""
+        known = self.measured.get(tokens)
+        # A pass that was interrupted by something else is no news about the machine.
+        self.measured[tokens] = seconds if known is None else 0.7 * known + 0.3 * min(seconds, 2 * known)
+
+    def __call__(self, tokens: int) -> float:
+        """The cost of a pass over some tokens."""
+        if not self.measured:
+            return self.assumed(tokens)
+        scale = sum(seconds / self.assumed(known) for known, seconds in self.measured.items()) / len(self.measured)
+        return self.measured.get(tokens, scale * self.assumed(tokens)) / scale
 
 
 class Pacer:
@@ -31,58 +62,96 @@ class Pacer:
         config: The call's settings.
         device: Where the target runs.
         step_cost: The drafter's cost of one more level (`Drafter.step_cost`).
+        weighs_nodes: Whether the drafter leaves out what does not pay (`Drafter.weighs_nodes`).
+        uses_clock: Whether costs are measured.
     """
 
-    def __init__(self, config: SpeculativeConfig, device: torch.device, step_cost: float):
+    def __init__(self, config: SpeculativeConfig, device: torch.device, step_cost: float, weighs_nodes: bool, uses_clock: bool):
         self.config = config
-        on_cpu = device.type == "cpu"
-        self.step = CPU_STEP if on_cpu else ACCELERATOR_STEP
-        self.slope = CPU_SLOPE if on_cpu else ACCELERATOR_SLOPE
+        self.cost = PassCost(device)
         self.step_cost = step_cost
+        self.weighs_nodes = weighs_nodes
+        self.uses_clock = uses_clock
         self.reached = [0.0] * config.draft_tokens
         self.accepted = [0.0] * config.draft_tokens
         self.idle = 0
+        self.hoped = self.kept = 0.0
+        self.verify_seconds = 0.0
 
     def budget(self, context: DraftContext) -> Budget:
         """What the next round may draft; never more than a row has room for, its own token included."""
-        depth = self._depth() if self.config.adaptive else self.config.draft_tokens
+        adaptive, lines = self.config.adaptive, len(context.rows)
+        depth = self._depth(lines) if adaptive and not self.weighs_nodes else self.config.draft_tokens
         depths = [max(0, min(depth, context.sequences.remaining(row) - 1)) for row in context.rows]
-        nodes = max(depths) if self.config.tree_nodes is None else self.config.tree_nodes
-        return Budget(depths, nodes)
+        budget = Budget(depths, self._nodes(max(depths)))
+        if adaptive and budget.nodes:
+            self._price(budget, lines)
+        return budget
 
-    def observe(self, depths: list[int], accepted: list[int]) -> None:
+    def observe(
+        self, depths: list[int], accepted: list[int], expected: float | None, tokens: int, verify_seconds: float
+    ) -> None:
         """Learns from a round.
 
         Args:
             depths: Per line, the longest path drafted.
             accepted: Per line, the tokens accepted.
+            expected: How many the drafter thought would be accepted, over all lines; `None` if it does not know.
+            tokens: The tokens of the target's pass, 0 for the pass over the prompt.
+            verify_seconds: All time spent on passes and verification so far.
         """
+        if tokens and self.uses_clock:
+            self.cost.observe(tokens, verify_seconds - self.verify_seconds)
+        self.verify_seconds = verify_seconds
+        # Fades without drafts too: a drafter that was wrong is tried again.
+        self.hoped = self.hoped * MEMORY + (expected or 0.0)
+        self.kept = self.kept * MEMORY + (sum(accepted) if expected is not None else 0.0)
         if not any(depths):
             return
         self.reached = [count * MEMORY for count in self.reached]
         self.accepted = [count * MEMORY for count in self.accepted]
         for depth, kept in zip(depths, accepted, strict=True):
-            for position in range(min(depth, len(self.reached))):
-                if position <= kept:
-                    self.reached[position] += 1
-                    self.accepted[position] += position < kept
+            for position in range(min(depth, kept + 1, len(self.reached))):
+                self.reached[position] += 1
+                self.accepted[position] += position < kept
 
-    def _depth(self) -> int:
+    def _price(self, budget: Budget, lines: int) -> None:
+        """Tells the drafter what its nodes cost, in accepted tokens as it counts them."""
+        most, half = budget.nodes, budget.nodes // 2
+        full = self._relative(lines, most)
+        trust = (self.kept + PRIOR_ROUNDS) / (self.hoped + PRIOR_ROUNDS)
+        node_cost = max(0.0, (full - self._relative(lines, half)) / (most - half)) if half else 0.0
+        budget.entry_cost = max(0.0, full - 1 - most * node_cost) / trust
+        budget.node_cost = node_cost / trust
+
+    def _relative(self, lines: int, nodes: int) -> float:
+        """The cost of a pass with N nodes per row against one without."""
+        return self.cost(lines * (1 + nodes)) / self.cost(lines)
+
+    def _nodes(self, depth: int) -> int:
+        """The nodes of a draft of some depth: the full number at full depth."""
+        if self.config.tree_nodes is None or depth == 0:
+            return depth
+        return max(depth, -(-self.config.tree_nodes * depth // self.config.draft_tokens))
+
+    def _depth(self, lines: int) -> int:
         best, best_rate, survival, emitted = 0, 1.0, 1.0, 1.0
-        for position in range(self.config.draft_tokens):
-            survival *= self._acceptance(position)
+        for position, acceptance in enumerate(self._acceptances()):
+            survival *= acceptance
             emitted += survival
-            count = position + 1
-            rate = emitted / (1 + self.step + count * (self.slope + self.step_cost))
+            depth = position + 1
+            rate = emitted / (self._relative(lines, self._nodes(depth)) + depth * self.step_cost)
             if rate > best_rate:
-                best, best_rate = count, rate
-        if best:
-            self.idle = 0
-            return best
-        self.idle += 1
-        return min(2, self.config.draft_tokens) if self.idle % PROBE_EVERY == 0 else 0
+                best, best_rate = depth, rate
+        self.idle = 0 if best else self.idle + 1
+        if self.idle and self.idle % PROBE_EVERY == 0:
+            return min(PROBE_DEPTH, self.config.draft_tokens)
+        return best
 
-    def _acceptance(self, position: int) -> float:
-        """The estimated acceptance at a position, leaning on the one before it where little was seen."""
-        prior = PRIOR if position == 0 else self._acceptance(position - 1)
-        return (self.accepted[position] + prior * PRIOR_ROUNDS) / (self.reached[position] + PRIOR_ROUNDS)
+    def _acceptances(self) -> list[float]:
+        """The acceptance expected at each position, leaning on the one before it where little was seen."""
+        expected, prior = [], PRIOR
+        for accepted, reached in zip(self.accepted, self.reached, strict=True):
+            prior = (accepted + prior * PRIOR_ROUNDS) / (reached + PRIOR_ROUNDS)
+            expected.append(prior)
+        return expected

@@ -31,6 +31,7 @@ class DraftTree:
         proposal_of: `[B, N]` for each node the index of its law in `proposals`, -1 for a point mass: a token whose choice
             is a function of what is committed, or whose law is not known. `None` if every node is a point mass.
         is_chain: Whether node n's parent is node n - 1 in every row.
+        expected: How many tokens the drafter thinks will be accepted, over all rows; `None` if it does not know.
     """
 
     tokens: Tensor
@@ -39,6 +40,7 @@ class DraftTree:
     proposals: Tensor | None = None
     proposal_of: Tensor | None = None
     is_chain: bool = False
+    expected: float | None = None
 
     @classmethod
     def empty(cls, batch_size: int, device: torch.device) -> DraftTree:

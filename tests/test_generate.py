@@ -91,9 +91,12 @@ GREEDY_ARGUMENTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", GREEDY_ARGUMENTS)
 def test_arguments_change_nothing_but_the_passes(name: str, batch: int, drafter: str, target: Any, draft: Any) -> None:
     plain, speculative = both(
-        target, prompt("llama", batch), {**DRAFT, "drafter": "auto", "tree_nodes": 8}, draft if drafter == "draft model" else None,
+        target,
+        prompt("llama", batch),
+        {**DRAFT, "drafter": "auto", "tree_nodes": 8},
+        draft if drafter == "draft model" else None,
         **GREEDY_ARGUMENTS[name],
-    )  # fmt: skip
+    )
     assert torch.equal(plain, speculative)
 
 

@@ -73,10 +73,14 @@ class Budget:
     Args:
         depths: Per line, the most tokens along a path.
         nodes: The most nodes in a line's tree.
+        entry_cost: How many tokens a draft must bring to pay for a pass with one in place of a pass without.
+        node_cost: How many more it must bring for each of its nodes.
     """
 
     depths: list[int]
     nodes: int
+    entry_cost: float = 0.0
+    node_cost: float = 0.0
 
     @property
     def depth(self) -> int:
@@ -109,9 +113,12 @@ class Drafter(Protocol):
 
     Attributes:
         step_cost: What drafting one more level costs, in passes of the target over one token.
+        weighs_nodes: Whether it knows how likely its nodes are, leaves out those that do not pay by the budget's costs, and
+            says what it expects in `DraftTree.expected`.
     """
 
     step_cost: float
+    weighs_nodes: bool
 
     def begin(self, context: DraftContext) -> None:
         """The prompt is in. Makes all that changes during the call."""

@@ -34,6 +34,8 @@ class DraftModelDrafter:
         ValueError: if the family is not supported, or the two are not of one kind.
     """
 
+    weighs_nodes = False
+
     def __init__(self, model: PreTrainedModel, target: PreTrainedModel):
         if model.config.is_encoder_decoder != target.config.is_encoder_decoder:
             kinds = ["an encoder-decoder" if m.config.is_encoder_decoder else "decoder-only" for m in (model, target)]

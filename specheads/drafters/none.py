@@ -12,6 +12,7 @@ class NoDrafter:
     """Proposes nothing, so that every round is one plain decoding step."""
 
     step_cost = 0.0
+    weighs_nodes = False
 
     def begin(self, context: DraftContext) -> None:
         """Nothing to prepare."""

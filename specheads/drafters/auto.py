@@ -1,0 +1,65 @@
+"""The training-free default: copies where the text repeats itself, and goes by the target's second thoughts elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from ..tree import DraftTree
+from .base import Accepted, Budget, DraftContext
+from .best_first import Candidate, grow_worthwhile, is_single_path, tree_of
+from .known_text import known_segments
+from .recycling import RANK_PROBABILITIES, AdjacencyMatrix, observed
+from .suffix import continuations
+from .suffix_automaton import SuffixAutomaton, index_of
+
+
+class AutoDrafter:
+    """The drafts of `SuffixDrafter` and `RecyclingDrafter` in one tree, as SAM Decoding (Hu et al. 2024) combines them.
+
+    It need not choose between them by a least match length: what the suffixes of the text leave open at a node, little after a
+    long match and much after a short one, is divided among the candidates of the node's token by their ranks. The tree is grown
+    on the host, so the candidates are read from the device when a round is settled. All nodes are point masses.
+    """
+
+    step_cost = 0.0
+    weighs_nodes = True
+
+    def begin(self, context: DraftContext) -> None:
+        """Indexes what every line knows."""
+        self.automata = [index_of(known_segments(context, line)) for line in range(len(context.rows))]
+        self.matrix = AdjacencyMatrix.of_known_text(context, torch.device("cpu"))
+
+    def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
+        """A tree per line, or the most probable path; none for a line whose last token is new."""
+        single_path = is_single_path(context, budget)
+        ends = context.sequences.end_tokens
+        drafts = []
+        for line, depth in enumerate(budget.depths):
+            automaton = self.automata[line]
+            last = context.tokens(line, context.length(line) - 1)[0]
+            root = Candidate(1.0, last, automaton.match, automaton.match_length)
+            drafts.append(grow_worthwhile(root, partial(self._children, automaton), budget, depth, ends, single_path))
+        return tree_of(drafts, context.device)
+
+    def commit(self, context: DraftContext, accepted: Accepted) -> None:
+        """Indexes the kept tokens and takes in the target's candidates."""
+        for automaton, kept in zip(self.automata, accepted.tokens, strict=True):
+            automaton.extend(kept)
+        tokens, candidates = observed(context, accepted)
+        table = torch.cat([tokens[:, None], candidates], dim=1).cpu()
+        self.matrix.learn(table[:, 0], table[:, 1:])
+
+    def keep_rows(self, lines: Sequence[int]) -> None:
+        """Keeps the automata of the lines that go on; the matrix belongs to all rows."""
+        self.automata = [self.automata[line] for line in lines]
+
+    def _children(self, automaton: SuffixAutomaton, after: Candidate) -> list[Candidate]:
+        found, left = continuations(automaton, after)
+        copied = {candidate.token for candidate in found}
+        for probability, token in zip(RANK_PROBABILITIES, self.matrix.after(after.token), strict=False):
+            if token not in copied:
+                found.append(Candidate(left * probability, token))
+        return found

@@ -1,0 +1,224 @@
+"""Drafts the target's own second thoughts: what it held probable after a token the last time.
+
+Shapes: B lines, N draft nodes, V vocabulary, W candidates kept for a token, M observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, pairwise
+
+import torch
+from torch import Tensor
+
+from ..tree import NO_TOKEN, DraftTree
+from .base import Accepted, Budget, DraftContext
+from .best_first import Candidate, grow, is_single_path
+from .known_text import known_segments
+
+# How often a token is followed by its first, second, ... candidate, as measured on greedy answers of a small chat model.
+RANK_PROBABILITIES = (0.5, 0.16, 0.06, 0.04, 0.02, 0.015, 0.01, 0.01)
+
+
+class RecyclingDrafter:
+    """Token Recycling (Luo et al. 2024, arXiv 2408.08696): draft trees of candidates that the target gave before.
+
+    The rows of a call share one matrix, on the target's device. A tree has a fixed shape, which is filled by looking up each
+    node's candidates, without a wait for the device. All nodes are point masses.
+    """
+
+    step_cost = 0.0
+    weighs_nodes = False
+
+    def begin(self, context: DraftContext) -> None:
+        """Starts with the pairs of tokens in what the rows know."""
+        self.matrix = AdjacencyMatrix.of_known_text(context, context.device)
+        self.shapes: dict[tuple[int, int, bool], TreeShape] = {}
+
+    def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
+        """The nodes that are most probable by their ranks, or the path of first candidates; `NO_TOKEN` where none are known."""
+        shape = self._shape(budget.nodes, budget.depth, is_single_path(context, budget), context.device)
+        if not shape.levels:
+            return DraftTree.empty(len(context.rows), context.device)
+        last = [context.tokens(line, context.length(line) - 1)[0] for line in range(len(context.rows))]
+        given = torch.tensor([last, budget.depths]).to(context.device, non_blocking=True)  # [2, B]
+        tokens = shape.fill(self.matrix, roots=given[0]).masked_fill(shape.depths > given[1][:, None], NO_TOKEN)
+        return _tree(tokens, shape)
+
+    def commit(self, context: DraftContext, accepted: Accepted) -> None:
+        """Takes the target's candidates into the matrix."""
+        self.matrix.learn(*observed(context, accepted))
+
+    def keep_rows(self, lines: Sequence[int]) -> None:
+        """The matrix belongs to all rows."""
+
+    def _shape(self, nodes: int, depth: int, single_path: bool, device: torch.device) -> TreeShape:
+        key = (nodes, depth, single_path)
+        if key not in self.shapes:
+            self.shapes[key] = TreeShape.on(device, *static_tree(self.matrix.width, *key))
+        return self.shapes[key]
+
+
+class AdjacencyMatrix:
+    """For every token, what the target held most probable next.
+
+    The paper keeps the candidates of a token's last occurrence. Here they take turns with those already there, so that the
+    first candidates of earlier occurrences stay: on greedy answers of a small chat model that gets a tenth more accepted.
+
+    Args:
+        vocab_size: V.
+        end_tokens: Tokens after which nothing comes.
+        device: Where it is kept.
+
+    Attributes:
+        rows: `[V + 1, W]` each token's candidates, the best first, then `NO_TOKEN`. The last row is that of `NO_TOKEN` itself,
+            which index -1 reaches; nothing ever comes after it.
+    """
+
+    def __init__(self, vocab_size: int, end_tokens: Iterable[int], device: torch.device):
+        self.width = min(len(RANK_PROBABILITIES), vocab_size)
+        self.rows = torch.full((vocab_size + 1, self.width), NO_TOKEN, device=device)
+        closed = [token for token in end_tokens if token < vocab_size]
+        self.closed = torch.tensor([*closed, vocab_size], device=device)
+
+    @classmethod
+    def of_known_text(cls, context: DraftContext, device: torch.device) -> AdjacencyMatrix:
+        """A matrix of the pairs of tokens in the prompts and the encoder's input."""
+        matrix = cls(context.vocab_size, context.sequences.end_tokens, device)
+        texts = [segment for line in range(len(context.rows)) for segment in known_segments(context, line)]
+        pairs = bigrams(texts)
+        if pairs:
+            padding = [NO_TOKEN] * matrix.width
+            rows = [(following + padding)[: matrix.width] for following in pairs.values()]
+            matrix.rows[torch.tensor(list(pairs), device=device)] = torch.tensor(rows, device=device)
+            matrix.rows[matrix.closed] = NO_TOKEN
+        return matrix
+
+    def after(self, token: int) -> list[int]:
+        """A token's candidates, on the host."""
+        return [candidate for candidate in self.rows[token].tolist() if candidate != NO_TOKEN]
+
+    def learn(self, tokens: Tensor, candidates: Tensor) -> None:
+        """Adds observations; where a token was observed more than once, the last one counts.
+
+        Args:
+            tokens: `[M]`, `NO_TOKEN` for no observation.
+            candidates: `[M, W]` what the target held most probable after each, the best first.
+        """
+        mixed = torch.stack([candidates, self.rows[tokens]], dim=2).flatten(1)  # [M, 2W]
+        repeated = (mixed[:, :, None] == mixed[:, None, :]).tril(-1).any(dim=2) | (mixed == NO_TOKEN)
+        first = repeated.int().argsort(dim=1, stable=True)[:, : self.width]
+        mixed = mixed.masked_fill(repeated, NO_TOKEN).gather(1, first)
+        superseded = (tokens[:, None] == tokens).triu(1).any(dim=1)
+        # Only the row of NO_TOKEN is written more than once, and it is emptied again: in what order does not matter.
+        self.rows[tokens.masked_fill(superseded, NO_TOKEN)] = mixed
+        self.rows[self.closed] = NO_TOKEN
+
+
+def bigrams(texts: Iterable[Sequence[int]]) -> dict[int, list[int]]:
+    """For each token, the tokens that followed it, the most recent one first."""
+    followers: dict[int, dict[int, None]] = {}
+    for text in texts:
+        for token, following in pairwise(text):
+            after = followers.setdefault(token, {})
+            after.pop(following, None)
+            after[following] = None
+    return {token: list(reversed(after)) for token, after in followers.items()}
+
+
+def observed(context: DraftContext, accepted: Accepted) -> tuple[Tensor, Tensor]:
+    """What a round showed of the target.
+
+    Returns:
+        The tokens `[M]` that it continued, and its best candidates `[M, W]` after each. The tokens of the kept paths, whose
+        context is what was said and not what was drafted, come last.
+    """
+    logits, tree = accepted.logits, accepted.tree
+    size = tree.size + 1
+    starts = [context.length(line) - len(tokens) - 1 for line, tokens in enumerate(accepted.tokens)]
+    roots = [context.tokens(line, start)[0] for line, start in enumerate(starts)]
+    roots = [root if root < context.vocab_size else NO_TOKEN for root in roots]  # a placeholder at a prompt's end
+    kept = [line * size + node for line, path in enumerate(accepted.paths) for node in (0, *path)]
+    others = sorted(set(range(size * len(roots))).difference(kept))
+    device = logits.device
+    order = torch.tensor(others + kept).to(device, non_blocking=True)
+    tokens = torch.cat([torch.tensor(roots).to(device, non_blocking=True)[:, None], tree.tokens], dim=1)  # [B, N + 1]
+    candidates = logits.topk(min(len(RANK_PROBABILITIES), logits.shape[-1])).indices  # [B, N + 1, W]
+    return tokens.flatten()[order], candidates.flatten(0, 1)[order]
+
+
+@lru_cache(maxsize=64)
+def static_tree(width: int, nodes: int, depth: int, single_path: bool) -> tuple[list[int], list[int]]:
+    """The most probable nodes of a draft tree by their ranks among their siblings, level by level.
+
+    Args:
+        width: The most children of a node.
+        nodes: The most nodes.
+        depth: The most levels.
+        single_path: First children only.
+
+    Returns:
+        The nodes' ranks and parents.
+    """
+    children = [Candidate(probability, rank) for rank, probability in enumerate(RANK_PROBABILITIES[:width])]
+    ranks, parents, _ = grow(Candidate(1.0, 0), lambda _: children, nodes, depth, set(), single_path)
+    depths = node_depths(parents)
+    by_level = sorted(range(len(ranks)), key=lambda node: depths[node])
+    moved = {0: 0, **{node + 1: place + 1 for place, node in enumerate(by_level)}}
+    return [ranks[node] for node in by_level], [moved[parents[node]] for node in by_level]
+
+
+def node_depths(parents: Sequence[int]) -> list[int]:
+    """The distance of each node from the root."""
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return depths[1:]
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """A static tree on a device.
+
+    Args:
+        parents: `[N]` of the nodes, level by level.
+        depths: `[N]` their distances from the root.
+        levels: Per level, the parents and ranks of its nodes.
+        is_chain: Whether each node's parent is the one before it.
+    """
+
+    parents: Tensor
+    depths: Tensor
+    levels: list[tuple[Tensor, Tensor]]
+    is_chain: bool
+
+    @classmethod
+    def on(cls, device: torch.device, ranks: Sequence[int], parents: Sequence[int]) -> TreeShape:
+        """Puts the tree of `static_tree` on a device."""
+        depths = node_depths(parents)
+        table = torch.tensor([list(parents), list(ranks), depths], dtype=torch.long, device=device)
+        sizes = [len(list(level)) for _, level in groupby(depths)]
+        levels = list(zip(table[0].split(sizes), table[1].split(sizes), strict=True))
+        return cls(table[0], table[2], levels, is_chain=list(parents) == list(range(len(parents))))
+
+    def fill(self, matrix: AdjacencyMatrix, roots: Tensor) -> Tensor:
+        """The tokens `[B, N]` of the nodes below roots `[B]`; `NO_TOKEN` where none is known."""
+        tokens = roots[:, None]
+        for parents, ranks in self.levels:
+            tokens = torch.cat([tokens, matrix.rows[tokens[:, parents], ranks]], dim=1)
+        return tokens[:, 1:]
+
+
+def _tree(tokens: Tensor, shape: TreeShape) -> DraftTree:
+    """A draft of a shape's nodes; on a CPU, where it costs no wait to look, without those that no line has."""
+    parents, depth = shape.parents, len(shape.levels)
+    if tokens.device.type == "cpu":
+        used = (tokens != NO_TOKEN).any(dim=0)
+        place = torch.nn.functional.pad(used.cumsum(dim=0), (1, 0))  # [N + 1]
+        tokens, parents = tokens[:, used], place[parents[used]]
+        depth = int(shape.depths[used].max()) if tokens.numel() else 0
+    if shape.is_chain:
+        return DraftTree.chain(tokens)
+    return DraftTree(tokens, parents.expand_as(tokens).masked_fill(tokens == NO_TOKEN, 0), depth)

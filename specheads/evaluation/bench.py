@@ -1,0 +1,106 @@
+"""A target, and the variants that take turns on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from .divergence import divergences
+from .prompts import InputError, Prompt, encode
+from .runs import Run, timed_run
+from .smollm2 import smollm2_folder
+from .summary import run_record
+from .variants import PLAIN
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass
+class Bench:
+    """A target with the variants to compare on it.
+
+    Args:
+        model: The target.
+        tokenizer: Its tokenizer.
+        variants: Per name, the arguments of `generate` that make the variant.
+        arguments: Those that all share.
+        seed: Of sampling.
+    """
+
+    model: Any
+    tokenizer: Any
+    variants: dict[str, dict[str, Any]]
+    arguments: dict[str, Any]
+    seed: int
+
+    def warm_up(self, prompts: Sequence[Prompt]) -> None:
+        """Runs every variant for a few tokens, so that none is the first to touch the model.
+
+        Args:
+            prompts: Some batch.
+
+        Raises:
+            InputError: if a variant is refused.
+        """
+        for name in self.variants:
+            try:
+                self._run(name, prompts, self.seed, max_new_tokens=WARM_UP_TOKENS)
+            except (ValueError, TypeError, NotImplementedError) as error:
+                raise InputError(f"The variant {name} cannot run here: {error}") from error
+
+    def trial(self, number: int, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Runs every variant on a batch.
+
+        Args:
+            number: Of the trial; it decides who goes first.
+            prompts: The batch.
+        """
+        names = list(self.variants)
+        turn = number % len(names)
+        runs = {name: self._run(name, prompts, self.seed + number) for name in names[turn:] + names[:turn]}
+        records = {name: run_record(runs[name], self._compare(name, prompts, runs)) for name in names}
+        return {"category": prompts[0].category, "prompts": [prompt.name for prompt in prompts], "runs": records}
+
+    def _run(self, name: str, prompts: Sequence[Prompt], seed: int, **changed: Any) -> Run:
+        return timed_run(self.model, self._inputs(prompts), seed, **{**self.variants[name], **self.arguments, **changed})
+
+    def _compare(self, name: str, prompts: Sequence[Prompt], runs: dict[str, Run]) -> list[Any] | None:
+        if name == PLAIN or self.arguments["do_sample"]:
+            return None
+        return divergences(self.model, self._inputs(prompts), runs[PLAIN], runs[name])
+
+    def _inputs(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        return {name: ids.to(self.model.device) for name, ids in encode(self.tokenizer, prompts).items()}
+
+
+def load_target(name: str | None) -> tuple[Any, Any]:
+    """Model and tokenizer by folder or id; SmolLM2 for `None`.
+
+    Raises:
+        InputError: if it cannot be loaded.
+    """
+    try:
+        folder = name or str(smollm2_folder())
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        raise InputError(f"The model cannot be loaded: {error}") from error
+    return load_model(folder), tokenizer
+
+
+def load_model(name: str) -> Any:
+    """A generative model by folder or id, on the GPU if there is one.
+
+    Raises:
+        InputError: if it cannot be loaded.
+    """
+    try:
+        is_encoder_decoder = AutoConfig.from_pretrained(name).is_encoder_decoder
+        kind: Any = AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM
+        model = kind.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise InputError(f"The model {name} cannot be loaded: {error}") from error
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,94 @@
+"""Speeds compared prompt by prompt, with bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 10_000
+COVERAGE = 0.95
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure with its 95 % interval.
+
+    Args:
+        value: The figure.
+        low: The lower end; `None` if there are fewer than two pairs.
+        high: The upper end, likewise.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def median_ratio(speeds: Sequence[float], plain: Sequence[float], seed: int = 0) -> Interval:
+    """The median over pairs of speed divided by plain speed.
+
+    Args:
+        speeds: Tokens per second of each prompt (or batch).
+        plain: Those of plain `generate` for the same prompts, in the same order.
+        seed: Of the resampling.
+
+    Raises:
+        ValueError: if there is no pair, or if the lengths differ.
+    """
+    ratios = _array(speeds) / _array(plain)
+    if ratios.size == 0:
+        raise ValueError("A ratio needs at least one pair of runs.")
+    value = float(np.median(ratios))
+    if ratios.size < 2:
+        return Interval(value)
+    return _percentiles(value, np.median(ratios[_resampled(ratios.size, seed)], axis=1))
+
+
+def total_ratio(
+    tokens: Sequence[int], seconds: Sequence[float], plain_tokens: Sequence[int], plain_seconds: Sequence[float], seed: int = 0
+) -> Interval:
+    """All tokens over all seconds, divided by the same of plain `generate`; pairs are resampled together.
+
+    Args:
+        tokens: Tokens of each prompt (or batch).
+        seconds: Seconds of each.
+        plain_tokens: Tokens of plain `generate` for the same prompts, in the same order.
+        plain_seconds: Its seconds.
+        seed: Of the resampling.
+
+    Raises:
+        ValueError: if there is no pair, or if the lengths differ.
+    """
+    columns = np.stack([_array(tokens), _array(seconds), _array(plain_tokens), _array(plain_seconds)])
+    if columns.size == 0:
+        raise ValueError("A ratio needs at least one pair of runs.")
+    value = float(_total(columns.sum(axis=1)))
+    pairs = columns.shape[1]
+    if pairs < 2:
+        return Interval(value)
+    return _percentiles(value, _total(columns[:, _resampled(pairs, seed)].sum(axis=2)))
+
+
+def _total(sums: Numbers) -> Numbers:
+    tokens, seconds, plain_tokens, plain_seconds = sums
+    ratio: Numbers = (tokens / seconds) / (plain_tokens / plain_seconds)
+    return ratio
+
+
+def _array(values: Sequence[float]) -> Numbers:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _resampled(pairs: int, seed: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(pairs, size=(RESAMPLES, pairs))
+
+
+def _percentiles(value: float, resampled: Numbers) -> Interval:
+    tail = (1 - COVERAGE) / 2
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    return Interval(value, float(low), float(high))

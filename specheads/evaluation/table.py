@@ -1,0 +1,52 @@
+"""Tables for the terminal: through `rich` where it is installed, else plain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
+    """Prints a table; the first column is text, the others are figures.
+
+    Args:
+        title: Above it.
+        columns: The heads.
+        rows: The cells.
+        caption: Below it.
+    """
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print(plain_table(title, columns, rows, caption))
+        return
+    table = Table(title=title, title_justify="left")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    if caption:
+        console.print(caption, style="dim", highlight=False, markup=False)
+
+
+def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
+    """The same as text.
+
+    Args:
+        title: Above it.
+        columns: The heads.
+        rows: The cells.
+        caption: Below it.
+    """
+    lines = [list(columns), *(list(row) for row in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    printed = [
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([title, printed[0], "-" * len(printed[0]), *printed[1:], *([caption] if caption else [])])

@@ -1,0 +1,112 @@
+"""The ways of generating that are compared, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .prompts import InputError
+
+PLAIN = "plain"
+DRAFTERS = ("auto", "suffix", "recycling", "lookup", "none")
+STOCK_LOOKUP = "hf-lookup"
+WITH_MODEL = ("assisted", "hf-assisted")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of generating.
+
+    Args:
+        name: As the user wrote it.
+        kind: `"plain"`, a drafter's name, `"hf-lookup"`, `"assisted"` or `"hf-assisted"`.
+        draft_model: For the last two, the folder or id of the draft model.
+    """
+
+    name: str
+    kind: str
+    draft_model: str | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it runs through `speculative=`."""
+        return self.kind in (*DRAFTERS, "assisted")
+
+    @property
+    def is_stock_assisted(self) -> bool:
+        """Whether it is an assisted mode of transformers, which takes one prompt at a time."""
+        return self.kind in (STOCK_LOOKUP, "hf-assisted")
+
+
+def parse_variants(text: str) -> list[Variant]:
+    """Reads names separated by commas. `plain`, which all are compared with, comes first, named or not.
+
+    Raises:
+        InputError: if a name is unknown, stands twice, or lacks its model.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if PLAIN not in names:
+        names.insert(0, PLAIN)
+    names.sort(key=lambda name: name != PLAIN)
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise InputError(f"The variant {repeated} is named twice.")
+    return [_parse_variant(name) for name in names]
+
+
+def _parse_variant(name: str) -> Variant:
+    kind, _, model = name.partition(":")
+    if kind in WITH_MODEL:
+        if not model:
+            raise InputError(f"The variant {name} needs a draft model: write {kind}:<folder or id>.")
+        return Variant(name, kind, model)
+    if name in (PLAIN, STOCK_LOOKUP, *DRAFTERS):
+        return Variant(name, name)
+    known = ", ".join((PLAIN, *DRAFTERS, STOCK_LOOKUP, *(f"{kind}:<model>" for kind in WITH_MODEL)))
+    raise InputError(f"There is no variant {name}; there are {known}.")
+
+
+def generate_arguments(
+    variant: Variant,
+    options: Mapping[str, Any],
+    draft_tokens: int | None,
+    load_draft: Callable[[str], Any],
+) -> dict[str, Any]:
+    """The arguments of `generate` that make a variant.
+
+    Args:
+        variant: The variant.
+        options: Fields of `SpeculativeConfig` for those that are ours.
+        draft_tokens: How many tokens transformers' own modes draft; `None` leaves it to them.
+        load_draft: Loads a draft model by folder or id.
+    """
+    if variant.kind == PLAIN:
+        return {}
+    if variant.kind == STOCK_LOOKUP:
+        return {"prompt_lookup_num_tokens": draft_tokens or STOCK_LOOKUP_TOKENS}
+    if variant.draft_model is None:
+        return {"speculative": {"drafter": variant.kind, **options}}
+    draft = load_draft(variant.draft_model)
+    if variant.kind == "assisted":
+        return {"speculative": dict(options), "assistant_model": draft}
+    if draft_tokens is not None:
+        draft.generation_config.num_assistant_tokens = draft_tokens
+    return {"assistant_model": draft}
+
+
+# What the documentation of transformers uses in its examples.
+STOCK_LOOKUP_TOKENS = 10
+
+
+def options_of(draft_tokens: int | None, tree_nodes: int | None) -> dict[str, Any]:
+    """The fields of `SpeculativeConfig` that were chosen; the others keep their defaults."""
+    chosen = {"draft_tokens": draft_tokens, "tree_nodes": tree_nodes}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def check_batch_size(variants: Sequence[Variant], batch_size: int) -> None:
+    """Raises `InputError` if a variant cannot run in batches of this size."""
+    stock = [variant.name for variant in variants if variant.is_stock_assisted]
+    if stock and batch_size > 1:
+        raise InputError(f"{', '.join(stock)}: transformers drafts for one prompt at a time; use a batch size of 1.")

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specheads.evaluation import bench as bench_module
+from specheads.evaluation.bench import Bench
+from specheads.evaluation.divergence import divergences, first_difference
+from specheads.evaluation.intervals import median_ratio, total_ratio
+from specheads.evaluation.journal import Journal, write_json
+from specheads.evaluation.prompts import InputError, Prompt, encode
+from specheads.evaluation.runs import Run, continuations
+from specheads.evaluation.speed import main
+from specheads.evaluation.speed_tables import greedy_cell
+from specheads.evaluation.summary import summarise
+from specheads.evaluation.table import plain_table
+from specheads.evaluation.variants import check_batch_size, generate_arguments, parse_variants
+
+
+def command(model: Path, prompts: Path, output: Path, *more: str) -> list[str]:
+    fixed = ["--model", str(model), "--prompts", str(prompts), "--output", str(output)]
+    return [*fixed, "--variant", "hf-lookup", "--max-new-tokens", "12", *more]
+
+
+# Variants
+
+
+def test_plain_comes_first_named_or_not() -> None:
+    assert [variant.name for variant in parse_variants("auto, plain,hf-lookup")] == ["plain", "auto", "hf-lookup"]
+    assert [variant.name for variant in parse_variants("none")] == ["plain", "none"]
+
+
+def test_a_draft_model_may_have_colons_in_its_name() -> None:
+    variant = parse_variants("assisted:some/where:else")[1]
+    assert (variant.kind, variant.draft_model) == ("assisted", "some/where:else")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("plain,turbo", "no variant turbo; there are plain"), ("auto,auto", "named twice"), ("assisted", "needs a draft model")],
+)
+def test_bad_variants_are_refused(text: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        parse_variants(text)
+
+
+def test_each_variant_has_its_arguments_of_generate() -> None:
+    _, suffix, lookup, assisted = parse_variants("suffix,hf-lookup,assisted:draft")
+    options = {"draft_tokens": 3}
+    assert generate_arguments(suffix, options, 3, str.upper) == {"speculative": {"drafter": "suffix", "draft_tokens": 3}}
+    assert generate_arguments(lookup, options, 3, str.upper) == {"prompt_lookup_num_tokens": 3}
+    assert generate_arguments(assisted, options, 3, str.upper) == {
+        "speculative": {"draft_tokens": 3},
+        "assistant_model": "DRAFT",
+    }
+
+
+def test_the_assisted_modes_of_transformers_take_no_batches() -> None:
+    variants = parse_variants("auto,hf-lookup")
+    check_batch_size(variants, 1)
+    with pytest.raises(InputError, match="hf-lookup: transformers drafts for one prompt at a time"):
+        check_batch_size(variants, 2)
+
+
+# Pairing and order
+
+
+def test_who_goes_first_rotates_and_all_get_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def fake_run(model: Any, inputs: Any, seed: int, way: str, **arguments: Any) -> Run:
+        calls.append((way, seed))
+        return Run([[1, 2]], 1.0)
+
+    monkeypatch.setattr(bench_module, "timed_run", fake_run)
+    monkeypatch.setattr(Bench, "_inputs", lambda self, prompts: {})
+    bench = Bench(None, None, {name: {"way": name} for name in ("plain", "a", "b")}, {"do_sample": True}, seed=5)
+    for number in range(3):
+        trial = bench.trial(number, [Prompt("1", "all", ())])
+        assert list(trial["runs"]) == ["plain", "a", "b"]
+    assert [way for way, _ in calls] == ["plain", "a", "b", "a", "b", "plain", "b", "plain", "a"]
+    assert [seed for _, seed in calls] == [5, 5, 5, 6, 6, 6, 7, 7, 7]
+
+
+def test_tokens_are_counted_in_ids_up_to_the_end(model: Any) -> None:
+    end = model.generation_config.eos_token_id
+    inputs = {"input_ids": torch.tensor([[1, 2], [3, 4]])}
+    sequences = torch.tensor([[1, 2, 7, end, end], [3, 4, 5, 6, 8]])
+    rows = continuations(model, inputs, sequences)
+    assert rows == [[7, end], [5, 6, 8]]
+    assert Run(rows, seconds=2.0).tokens_per_second == 2.5
+
+
+# Ratios and intervals
+
+
+def test_ratios_are_taken_in_pairs() -> None:
+    plain = [10.0, 1.0, 5.0]  # prompts of very different speed
+    ratio = median_ratio([20.0, 2.0, 10.0], plain)
+    assert (ratio.value, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
+    total = total_ratio([10, 10], [1.0, 3.0], [10, 10], [2.0, 6.0])
+    assert (total.value, total.low, total.high) == (2.0, 2.0, 2.0)
+
+
+def test_intervals_cover_the_true_ratio_at_their_rate() -> None:
+    covered = 0
+    for seed in range(100):
+        generator = np.random.default_rng(seed)
+        plain = generator.uniform(5, 50, size=40)
+        interval = median_ratio((plain * 1.5 * generator.lognormal(sigma=0.2, size=40)).tolist(), plain.tolist(), seed)
+        assert interval.low is not None
+        assert interval.high is not None
+        covered += interval.low <= 1.5 <= interval.high
+    assert 88 <= covered <= 99
+
+
+def test_a_seed_gives_the_same_interval_and_one_pair_gives_none() -> None:
+    generator = np.random.default_rng(0)
+    speeds, plain = generator.uniform(1, 2, size=(2, 20)).tolist()
+    tokens = [10] * 20
+    intervals = [total_ratio(tokens, speeds, tokens, plain, seed) for seed in (3, 3, 4)]
+    assert intervals[0] == intervals[1] != intervals[2]
+    assert median_ratio([3.0], [2.0]).low is None
+    with pytest.raises(ValueError, match="at least one pair"):
+        median_ratio([], [])
+
+
+def run_of(seconds: float, tokens: int, rounds: int | None = None, differing: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    counts = None
+    if rounds is not None:
+        counts = {"num_spec_steps": rounds, "num_draft_tokens": 10, "num_accepted_draft_tokens": tokens - rounds}
+        counts |= {"num_emitted_tokens": tokens, "seconds": {"draft": 0.1, "verify": 0.8, "other": 0.1}}
+    return {"seconds": seconds, "tokens": tokens, "speculation": counts, "divergences": list(differing)}
+
+
+def test_the_summary_pools_counts_and_keeps_categories_apart() -> None:
+    part = {"row": 0, "position": 3, "plain": 1, "other": 2, "gap": 1e-5}
+    trials = [
+        {"category": "a", "prompts": ["x"], "runs": {"plain": run_of(2.0, 10), "auto": run_of(1.0, 10, rounds=5)}},
+        {"category": "b", "prompts": ["y"], "runs": {"plain": run_of(2.0, 10), "auto": run_of(2.0, 10, 8, [part])}},
+    ]
+    auto = summarise(trials, seed=0)["auto"]
+    assert auto["median_ratio"]["value"] == 1.5
+    assert auto["total_ratio"]["value"] == pytest.approx(4 / 3)
+    assert auto["categories"]["a"]["median_ratio"]["value"] == 2.0
+    assert auto["speculation"]["mean_acceptance_length"] == pytest.approx(20 / 13)
+    assert auto["speculation"]["draft_acceptance_rate"] == pytest.approx(7 / 20)
+    assert auto["speculation"]["cost_ratio"] == pytest.approx(20 / 13 / (4 / 3) - 1)
+    assert auto["speculation"]["seconds"]["verify"] == pytest.approx(1.6)
+    assert auto["greedy"] == {"rows": 2, "divergences": [{"prompt": "y", **part}]}
+
+
+# Greedy equality
+
+
+def test_the_first_difference_is_found_also_at_an_end() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+    assert first_difference([1, 2, 3], [1, 2]) == 2
+
+
+def test_a_divergence_is_explained_by_the_gap_of_the_scores(model: Any, tokenizer: Any) -> None:
+    prompts = [Prompt(text, "all", ({"role": "user", "content": text},)) for text in ("Hi", "Hello you")]
+    inputs = encode(tokenizer, prompts)
+    output = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    plain = Run(continuations(model, inputs, output), 1.0)
+    assert divergences(model, inputs, plain, plain) == []
+
+    row = plain.rows[0]
+    held = inputs["input_ids"][0][inputs["attention_mask"][0].bool()]
+    logits = model(torch.cat([held, torch.tensor(row[:4])])[None]).logits[0, -1]
+    second = int(logits.topk(2).indices[1])
+    other = Run([[*row[:4], second, *row[5:]], plain.rows[1][:3]], 1.0)
+    first, cut = divergences(model, inputs, plain, other)
+    assert (first.row, first.position, first.plain, first.other) == (0, 4, row[4], second)
+    assert first.gap == pytest.approx((logits[row[4]] - logits[second]).item(), abs=1e-4)
+    assert (cut.row, cut.position, cut.other, cut.gap) == (1, 3, None, None)
+
+
+@pytest.mark.parametrize(
+    ("greedy", "cell"),
+    [
+        (None, ""),
+        ({"rows": 4, "divergences": []}, "4/4"),
+        ({"rows": 4, "divergences": [{"gap": 1e-5}, {"gap": 2e-4}]}, "2/4, gap 2e-04"),
+        ({"rows": 4, "divergences": [{"gap": 1e-5}, {"gap": None}]}, "2/4, other end"),
+    ],
+)
+def test_the_table_says_how_many_rows_are_identical(greedy: dict[str, Any] | None, cell: str) -> None:
+    assert greedy_cell(greedy) == cell
+
+
+def test_a_plain_table_is_aligned() -> None:
+    assert plain_table("Title", ["a", "b"], [["long", "1"], ["x", "22"]], "note").splitlines() == [
+        "Title",
+        "a      b",
+        "--------",
+        "long   1",
+        "x     22",
+        "note",
+    ]
+
+
+# Files
+
+
+def test_json_appears_whole(tmp_path: Path) -> None:
+    output = tmp_path / "deep" / "result.json"
+    write_json(output, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(output, {"a": object()})
+    assert json.loads(output.read_text(encoding="utf-8")) == {"a": 1}
+
+
+def test_a_journal_survives_a_cut_last_line(tmp_path: Path) -> None:
+    output, settings = tmp_path / "result.json", {"seed": 1}
+    journal = Journal(output, settings, resume=False)
+    journal.append({"trial": 0})
+    journal.append({"trial": 1})
+    with journal.path.open("a", encoding="utf-8") as file:
+        file.write('{"trial": 2, "ru')
+    resumed = Journal(output, settings, resume=True)
+    assert resumed.trials == [{"trial": 0}, {"trial": 1}]
+    resumed.append({"trial": 2})
+    assert Journal(output, settings, resume=True).trials == [{"trial": 0}, {"trial": 1}, {"trial": 2}]
+
+
+def test_a_journal_is_neither_overwritten_nor_mixed(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    Journal(output, {"seed": 1}, resume=False).append({"trial": 0})
+    with pytest.raises(InputError, match="add --resume"):
+        Journal(output, {"seed": 1}, resume=False)
+    with pytest.raises(InputError, match="seed=1, not 2"):
+        Journal(output, {"seed": 2}, resume=True)
+
+
+# The command
+
+
+def test_plain_against_lookup_from_file_to_json(
+    model_folder: Path, prompt_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "speed.json"
+    assert main(command(model_folder, prompt_file, output, "--threads", "1")) == 0
+    result = json.loads(output.read_text(encoding="utf-8"))
+    assert [trial["prompts"] for trial in result["trials"]] == [["1"], ["2"], ["3"]]
+    assert result["summary"]["hf-lookup"]["greedy"] == {"rows": 3, "divergences": []}
+    assert result["summary"]["hf-lookup"]["tokens"] == result["summary"]["plain"]["tokens"] > 0
+    assert set(result["summary"]["plain"]["categories"]) == {"writing", "qa"}
+    assert result["settings"]["max_new_tokens"] == 12
+    assert result["provenance"]["versions"]["torch"] == torch.__version__
+    assert not output.with_name("speed.json.partial").exists()
+    printed = capsys.readouterr().out
+    assert "hf-lookup" in printed
+    assert "3/3" in printed
+
+
+@pytest.mark.parametrize("way", [["--batch-size", "2"], ["--temperature", "0.9"]])
+def test_our_variants_run_and_are_counted(model_folder: Path, prompt_file: Path, tmp_path: Path, way: list[str]) -> None:
+    output = tmp_path / "speed.json"
+    variants = f"none,auto,assisted:{model_folder}"
+    assert main([*command(model_folder, prompt_file, output), "--variant", variants, "--draft-tokens", "3", *way]) == 0
+    summary = json.loads(output.read_text(encoding="utf-8"))["summary"]
+    for name in variants.split(","):
+        counts = summary[name]["speculation"]
+        assert counts["num_emitted_tokens"] == summary[name]["tokens"]
+        assert summary[name]["greedy"] == ({"rows": 3, "divergences": []} if way[0] == "--batch-size" else None)
+    assert summary["none"]["speculation"]["mean_acceptance_length"] == 1
+    assert summary["none"]["speculation"]["draft_acceptance_rate"] is None
+
+
+def test_an_interrupted_run_is_resumed(
+    model_folder: Path, prompt_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "speed.json"
+    line = command(model_folder, prompt_file, output)
+    whole = Bench.trial
+
+    def interrupted(self: Bench, number: int, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        if number == 2:
+            raise KeyboardInterrupt
+        return whole(self, number, prompts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bench, "trial", interrupted)
+        assert main(line) == 130
+    assert not output.exists()
+    assert main(line) == 2
+    assert "add --resume" in capsys.readouterr().err
+    before = [json.loads(text) for text in output.with_name("speed.json.partial").read_text(encoding="utf-8").splitlines()]
+    assert main([*line, "--resume"]) == 0
+    trials = json.loads(output.read_text(encoding="utf-8"))["trials"]
+    assert trials[:2] == before[1:]
+    assert [trial["trial"] for trial in trials] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--limit", "0"], "--limit must be at least 1, got 0"),
+        (["--temperature", "-1"], "--temperature must be a finite number"),
+        (["--batch-size", "2"], "one prompt at a time"),
+        (["--variant", "turbo"], "no variant turbo"),
+        (["--variant", "hf-assisted:/no/such/folder"], "/no/such/folder cannot be loaded"),
+        (["--model", "/no/such/folder"], "cannot be loaded"),
+        (["--prompts", "/no/such/file"], "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    model_folder: Path,
+    prompt_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    sentence: str,
+) -> None:
+    assert main([*command(model_folder, prompt_file, tmp_path / "speed.json"), *more]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+    assert list(tmp_path.glob("speed.json*")) == []
