@@ -33,7 +33,7 @@ class SpeculativeConfig:
     """
 
     drafter: str | None = None
-    draft_tokens: int = 5
+    draft_tokens: int = 8
     tree_nodes: int | None = None
     verification: str = "auto"
     draft_temperature: float | None = None

@@ -59,9 +59,10 @@ def run(call: Call) -> Tensor:
             verdict = verify(call, tree, logits)
         kept = verdict.emitted if steps_in_verify(call) else sequences.append(context.rows, verdict.emitted, call.in_step)
         paths = [path[: len(tokens)] for path, tokens in zip(verdict.paths, kept, strict=True)]
-        call.stats.record_round(context.rows, tree, paths, kept)
+        sizes, depths = tree.shape_per_line()
+        call.stats.record_round(context.rows, sizes, depths, paths, kept)
         call.pacer.observe(
-            tree.shape_per_line()[1],
+            depths,
             [len(path) for path in verdict.paths],
             tree.expected,
             tokens=target.written * len(context.rows),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -126,6 +127,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer, **model_kwargs
             )
         plan.was_carried_out = True
+        start = time.perf_counter()
         call = prepare(
             self,
             plan.config,
@@ -139,6 +141,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
             model_kwargs,
         )
         ids = run(call).to(input_ids.device)
+        call.stats.close(time.perf_counter() - start)
         if streamer is not None:
             streamer.end()
         if not generation_config.return_dict_in_generate:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from .tree import DraftTree
-
 
 @dataclass
 class RowStats:
@@ -24,6 +22,7 @@ class RowStats:
         acceptance_histogram: How many rounds accepted i draft tokens, i = 0, 1, ...
         drafted_to_position: How many rounds drafted a path of at least i + 1 tokens.
         accepted_to_position: How many rounds accepted at least i + 1 tokens.
+        reached_position: How many rounds drafted at least i + 1 tokens and accepted the i before the last of them.
         per_step_drafted: Drafted tokens of every round; `None` unless asked for.
         per_step_accepted: Accepted tokens of every round; `None` unless asked for.
     """
@@ -35,6 +34,7 @@ class RowStats:
     acceptance_histogram: list[int] = field(default_factory=list)
     drafted_to_position: list[int] = field(default_factory=list)
     accepted_to_position: list[int] = field(default_factory=list)
+    reached_position: list[int] = field(default_factory=list)
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
 
@@ -56,10 +56,7 @@ class RowStats:
     @property
     def conditional_acceptance_at_position(self) -> list[float]:
         """For each position, the share accepted of the rounds that drafted so far and accepted all before it."""
-        return [_share(a, reached) for a, reached in zip(self.accepted_to_position, self.reached_at_position, strict=True)]
-
-    # How many rounds drafted to position i + 1 and accepted the i tokens before it.
-    reached_at_position: list[int] = field(default_factory=list)
+        return [_share(a, reached) for a, reached in zip(self.accepted_to_position, self.reached_position, strict=True)]
 
     def record(self, drafted: int, depth: int, accepted: int, emitted: int) -> None:
         """Adds a round.
@@ -70,6 +67,8 @@ class RowStats:
             accepted: Draft tokens emitted.
             emitted: All tokens emitted.
         """
+        if emitted == accepted:
+            depth = accepted  # the text ended within the draft: what came after was not judged
         self.num_spec_steps += 1
         self.num_draft_tokens += drafted
         self.num_accepted_draft_tokens += accepted
@@ -77,7 +76,7 @@ class RowStats:
         _count_up(self.acceptance_histogram, [accepted])
         _count_up(self.drafted_to_position, range(depth))
         _count_up(self.accepted_to_position, range(accepted), size=depth)
-        _count_up(self.reached_at_position, range(min(accepted + 1, depth)), size=depth)
+        _count_up(self.reached_position, range(min(accepted + 1, depth)), size=depth)
         if self.per_step_drafted is not None and self.per_step_accepted is not None:
             self.per_step_drafted.append(drafted)
             self.per_step_accepted.append(accepted)
@@ -89,7 +88,8 @@ class SpeculationStats(RowStats):
 
     Args:
         rows: One `RowStats` per row of the batch.
-        seconds: Time spent in `"draft"`, in `"verify"` (the target's passes and the verifier), and in all `"other"` parts.
+        seconds: Time spent in `"draft"`, in `"verify"` (the target's passes over drafts, and the verifier), and in all
+            `"other"` parts, the pass over the prompt among them.
     """
 
     rows: list[RowStats] = field(default_factory=list)
@@ -106,18 +106,27 @@ class SpeculationStats(RowStats):
         rows = [RowStats(per_step_drafted=[], per_step_accepted=[]) if per_step else RowStats() for _ in range(batch_size)]
         return cls(rows=rows)
 
+    def close(self, seconds: float) -> None:
+        """Ends the call, which took so long in all."""
+        self.seconds["other"] = max(0.0, seconds - self.seconds["draft"] - self.seconds["verify"])
+
     def record_round(
-        self, rows: Sequence[int], tree: DraftTree, paths: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]
+        self,
+        rows: Sequence[int],
+        sizes: Sequence[int],
+        depths: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        kept: Sequence[Sequence[int]],
     ) -> None:
         """Adds a round of some rows.
 
         Args:
             rows: The batch row of each line.
-            tree: The draft.
+            sizes: The number of nodes drafted for each line.
+            depths: The longest path drafted for each line.
             paths: The accepted nodes of each line.
             kept: The tokens that each line got; fewer than were emitted if the row stopped.
         """
-        sizes, depths = tree.shape_per_line()
         for line, row in enumerate(rows):
             accepted = min(len(paths[line]), len(kept[line]))
             for stats in (self, self.rows[row]):
