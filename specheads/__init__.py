@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .config import SpeculativeConfig
     from .drafters import load_drafter
     from .mixin import SpeculativeGenerationMixin, disable, enable
+    from .packing import pack_for_cpu
     from .stats import SpeculationStats
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ _HOMES = {
     "disable": "mixin",
     "enable": "mixin",
     "load_drafter": "drafters",
+    "pack_for_cpu": "packing",
 }
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "disable",
     "enable",
     "load_drafter",
+    "pack_for_cpu",
 ]
 
 

@@ -7,9 +7,10 @@ would have given it, `sequences` asks the stop rules. Here is only their order.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +18,13 @@ from torch import Tensor
 from .drafters.base import Accepted, DraftContext, Drafter
 from .pacing import Pacer
 from .processors import RoundLaws
+from .sequences import Sequences
 from .stats import SpeculationStats
 from .target import ModelRunner
 from .tree import DraftTree
 from .verify import Verdict, match, settle
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass
@@ -50,38 +54,48 @@ class Call:
 
 def run(call: Call) -> Tensor:
     """Generates. Returns the ids `[B, L]`, prompt included."""
-    target, drafter, context, sequences = call.target, call.drafter, call.context, call.context.sequences
-    logits, tree = call.logits, DraftTree.empty(len(context.rows), context.device)
-    with timed(call.stats, "draft"):
-        drafter.begin(context)
+    tree, logits = DraftTree.empty(len(call.context.rows), call.context.device), call.logits
+    begin(call)
     while True:
-        with timed(call.stats, "verify"):
-            verdict = verify(call, tree, logits)
-        kept = verdict.emitted if steps_in_verify(call) else sequences.append(context.rows, verdict.emitted, call.in_step)
-        paths = [path[: len(tokens)] for path, tokens in zip(verdict.paths, kept, strict=True)]
-        sizes, depths = tree.shape_per_line()
-        call.stats.record_round(context.rows, sizes, depths, paths, kept)
-        call.pacer.observe(
-            depths,
-            [len(path) for path in verdict.paths],
-            tree.expected,
-            tokens=target.written * len(context.rows),
-            verify_seconds=call.stats.seconds["verify"],
-        )
-        # The last token of a row is not in the target's cache: it is the root of the next draft.
-        target.commit(
-            [[0, *path[: len(tokens) - 1]] if target.written else [] for path, tokens in zip(paths, kept, strict=True)]
-        )
-        with timed(call.stats, "draft"):
-            drafter.commit(context, Accepted(tree, paths, kept, logits))
-            drop_finished(call)
-            if not context.rows:
-                return sequences.result()
-            tree = drafter.propose(context, call.pacer.budget(context))
-        with timed(call.stats, "verify"):
-            logits = forward(call, tree)
+        verdict = verify(call, tree, logits)
+        accepted = keep(call, tree, logits, verdict)
+        learn(call, accepted)
+        if not call.context.rows:
+            return call.context.sequences.result()
+        tree = draft(call)
+        logits = forward(call, tree)
 
 
+def timed(part: str) -> Callable[[Function], Function]:
+    """Adds the time that a step of the call takes to one part of its statistics."""
+
+    def decorate(step: Function) -> Function:
+        @wraps(step)
+        def timed_step(call: Call, *arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return step(call, *arguments)
+            finally:
+                call.stats.seconds[part] += time.perf_counter() - start
+
+        return timed_step  # type: ignore[return-value]
+
+    return decorate
+
+
+@timed("draft")
+def begin(call: Call) -> None:
+    """Tells the drafter that the prompt is in."""
+    call.drafter.begin(call.context)
+
+
+@timed("draft")
+def draft(call: Call) -> DraftTree:
+    """What the drafter proposes within what pays."""
+    return call.drafter.propose(call.context, call.pacer.budget(call.context))
+
+
+@timed("verify")
 def forward(call: Call, tree: DraftTree) -> Tensor:
     """The target's logits `[B, N + 1, V]` at each row's last token and at the nodes below it."""
     last = [call.context.sequences.continuations[row][-1] for row in call.context.rows]
@@ -89,6 +103,7 @@ def forward(call: Call, tree: DraftTree) -> Tensor:
     return call.target.extend(torch.cat([root, tree.tokens.clamp(min=0)], dim=1), tree.depths, tree.visible)
 
 
+@timed("verify")
 def verify(call: Call, tree: DraftTree, logits: Tensor) -> Verdict:
     """Decides what of a draft holds, in the way that the settings and the draft call for."""
     context, rows = call.context, list(call.context.rows)
@@ -96,31 +111,52 @@ def verify(call: Call, tree: DraftTree, logits: Tensor) -> Verdict:
     positions = [context.sequences.generated(row) for row in rows]
     mode = call.verification
     if mode == "auto":
-        mode = "match" if not tree.has_proposals else "block"
+        mode = "block" if tree.has_proposals else "match"
     if mode == "match" or context.noise is None:
-
-        def after_level(tokens: list[int]) -> bool:
-            context.sequences.append(rows, [[token] for token in tokens], in_step=True)
-            return not any(context.sequences.finished[row] for row in rows)
-
-        return match(tree, laws, context.noise, rows, positions, after_level if steps_in_verify(call) else None)
+        after_level = partial(append_level, context.sequences, rows) if appends_in_verify(call) else None
+        return match(tree, laws, context.noise, rows, positions, after_level)
     return settle(tree, laws, context.noise, rows, positions, carry=mode != "token")
 
 
-def steps_in_verify(call: Call) -> bool:
+def appends_in_verify(call: Call) -> bool:
     """Whether tokens are appended one by one during verification, because a processor may keep a state between them."""
     return call.context.processors.is_sequential
 
 
-def drop_finished(call: Call) -> None:
-    """Takes finished rows out of the batch; the rows at its end take their places."""
+def append_level(sequences: Sequences, rows: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Adds one token to each row; says whether all of them go on."""
+    sequences.append(rows, [[token] for token in tokens], in_step=True)
+    return not any(sequences.finished[row] for row in rows)
+
+
+def keep(call: Call, tree: DraftTree, logits: Tensor, verdict: Verdict) -> Accepted:
+    """Appends what a round emitted, up to where each row stops, and keeps the target's cache in line with it."""
+    rows, target = call.context.rows, call.target
+    emitted = verdict.emitted
+    kept = emitted if appends_in_verify(call) else call.context.sequences.append(rows, emitted, call.in_step)
+    paths = [path[: len(tokens)] for path, tokens in zip(verdict.paths, kept, strict=True)]
+    sizes, depths = tree.shape_per_line()
+    call.stats.record_round(rows, sizes, depths, paths, kept)
+    accepted = [len(path) for path in verdict.paths]
+    call.pacer.observe(depths, accepted, tree.expected, target.written * len(rows), call.stats.seconds["verify"])
+    # A row's last token is not kept in the cache: it is the root of the next draft. The prompt's pass wrote for good.
+    slots = [[0, *path[: len(tokens) - 1]] for path, tokens in zip(paths, kept, strict=True)]
+    target.commit(slots if target.written else [[] for _ in rows])
+    return Accepted(tree, paths, kept, logits)
+
+
+@timed("draft")
+def learn(call: Call, accepted: Accepted) -> None:
+    """Shows the drafter what was kept, and takes finished rows out of the batch."""
     rows, finished = call.context.rows, call.context.sequences.finished
-    kept = compacted([not finished[row] for row in rows])
-    if len(kept) < len(rows):
-        rows[:] = [rows[line] for line in kept]
-        if kept:
-            call.target.keep_rows(kept)
-            call.drafter.keep_rows(kept)
+    call.drafter.commit(call.context, accepted)
+    going = compacted([not finished[row] for row in rows])
+    if len(going) == len(rows):
+        return
+    rows[:] = [rows[line] for line in going]
+    if rows:
+        call.target.keep_rows(going)
+        call.drafter.keep_rows(going)
 
 
 def compacted(going: Sequence[bool]) -> list[int]:
@@ -128,11 +164,3 @@ def compacted(going: Sequence[bool]) -> list[int]:
     count = sum(going)
     spare = [line for line in range(len(going) - 1, count - 1, -1) if going[line]]
     return [line if going[line] else spare.pop() for line in range(count)]
-
-
-@contextmanager
-def timed(stats: SpeculationStats, part: str) -> Iterator[None]:
-    """Adds the time of a block to one part of the statistics."""
-    start = time.perf_counter()
-    yield
-    stats.seconds[part] += time.perf_counter() - start

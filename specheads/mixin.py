@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from . import packing
 from .config import SpeculativeConfig
 from .drafters import Drafter, load_drafter
 from .loop import run
@@ -157,12 +158,13 @@ class SpeculativeGenerationMixin(GenerationMixin):
         return _restore, (original, self.__dict__)
 
 
-def enable(model: Model, drafter: Any = None, **options: Any) -> Model:
+def enable(model: Model, drafter: Any = None, *, pack_for_cpu: bool = False, **options: Any) -> Model:
     """Lets a model generate speculatively, in place.
 
     Args:
         model: A model of a supported family.
         drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft model, or a drafter.
+        pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`).
         **options: Fields of `SpeculativeConfig`, the defaults of this model's calls.
 
     Returns:
@@ -182,6 +184,8 @@ def enable(model: Model, drafter: Any = None, **options: Any) -> Model:
         )
     config = SpeculativeConfig.from_options({**options, "drafter": drafter if isinstance(drafter, str) else None})
     attachment = Attachment(config, None if drafter is None else load_drafter(drafter, model))
+    if pack_for_cpu:
+        packing.pack_for_cpu(model)
     if not isinstance(model, SpeculativeGenerationMixin):
         original: Any = type(model)
         model.__class__ = _speculative_class(original)
@@ -190,12 +194,12 @@ def enable(model: Model, drafter: Any = None, **options: Any) -> Model:
 
 
 def disable(model: Model) -> Model:
-    """Undoes `enable`. Returns the model."""
+    """Undoes `enable`, packed weights included. Returns the model."""
     original = _original_class(type(model))
     if original is not None:
         model.__class__ = original
     model.__dict__.pop("_speculation", None)
-    return model
+    return packing.unpack(model)
 
 
 @cache

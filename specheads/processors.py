@@ -174,6 +174,7 @@ class RoundLaws:
         self.logits = logits
         self.rows = rows
         self.processors = processors
+        self.needs_prefixes = not processors.is_pointwise
 
     def at(self, lines: Sequence[int], nodes: Tensor, drafted: Tensor) -> Tensor:
         """Scores `[R, V]` of one node per line."""

@@ -113,6 +113,8 @@ class ModelRunner:
         Returns:
             `[B, n, V]` logits.
         """
+        device = self.slots.layout.device
+        tokens, depths, visible = tokens.to(device), depths.to(device), visible.to(device)
         self.slots.open(self.written, tokens.shape[1])
         self.round_depths = torch.cat([self.round_depths, depths], dim=1) if self.written else depths
         self.written += tokens.shape[1]

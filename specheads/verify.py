@@ -30,7 +30,13 @@ from .tree import NO_LAW, NO_TOKEN, DraftTree, path_to
 
 
 class NodeLaws(Protocol):
-    """The target's processed scores at the nodes of one round, each with its own prefix."""
+    """The target's processed scores at the nodes of one round, each with its own prefix.
+
+    Attributes:
+        needs_prefixes: Whether they depend on the tokens before a node, which are then looked at on the host.
+    """
+
+    needs_prefixes: bool
 
     def at(self, lines: Sequence[int], nodes: Tensor, drafted: Tensor) -> Tensor:
         """Scores `[R, V]` for line `lines[i]` at node `nodes[i]`, whose path bears the tokens `drafted[i]` (`[R, depth]`)."""
@@ -67,8 +73,9 @@ def match(
 ) -> Verdict:
     """Walks down the tree while the target's own token is among the current node's children.
 
-    Exact for every drafter: the output is a stream of the target's tokens. Laws are computed along the walk only. On a CPU the
-    walk ends with its last open row; elsewhere it goes to the tree's depth, since to ask would be to wait for the device.
+    Exact for every drafter: the output is a stream of the target's tokens. Laws are computed along the walk only. Rows
+    leave the walk where their token was not drafted; on an accelerator they stay to the tree's depth, since to ask would be to
+    wait for the device, unless the processors wait for it anyway.
 
     Args:
         tree: The draft.
@@ -80,6 +87,7 @@ def match(
             The walk then also ends at the first level where some line's token was not drafted.
     """
     batch_size, device = tree.tokens.shape[0], tree.tokens.device
+    asks = device.type == "cpu" or laws.needs_prefixes
     node = torch.zeros(batch_size, dtype=torch.long, device=device)
     is_open = torch.ones(batch_size, dtype=torch.bool, device=device)
     walked: list[Tensor] = []
@@ -87,7 +95,7 @@ def match(
     lines = list(range(batch_size))
     for level in range(tree.depth + 1):
         some: slice | list[int] = slice(None)
-        if level and device.type == "cpu" and not bool(is_open.all()):
+        if level and asks and not bool(is_open.all()):
             some = lines = is_open.nonzero().flatten().tolist()
         drafted = torch.stack(walked, dim=1)[some] if walked else node.new_empty(batch_size, 0)
         scores = laws.at(lines, node[some], drafted)
@@ -102,7 +110,7 @@ def match(
         if after_level is not None:
             if not after_level(token.tolist()) or not bool(is_open.all()):
                 break
-        elif device.type == "cpu" and not bool(is_open.any()):
+        elif asks and not bool(is_open.any()):
             break
     return _read_walk(walked, nodes)
 

@@ -110,8 +110,7 @@ class DraftModelDrafter:
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
         """One pass of the draft model over new nodes (`ModelRunner.extend`)."""
         assert self.runner is not None
-        device = self.model.device
-        return self.runner.extend(self._known(tokens.to(device)), depths.to(device), visible.to(device))
+        return self.runner.extend(self._known(tokens), depths, visible)
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens as the draft model can read them: a target with more padding may say some that it has no embedding for."""

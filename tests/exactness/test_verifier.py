@@ -61,6 +61,8 @@ class Laws:
 class FixedLaws:
     """`NodeLaws` from laws by prefix."""
 
+    needs_prefixes = True
+
     def __init__(self, laws: Laws, tree: DraftTree):
         self.laws, self.tree = laws, tree
 

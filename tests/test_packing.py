@@ -1,0 +1,73 @@
+"""Prepacked weights: the same outputs, undone without a trace, never stale."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import specheads
+from specheads.packing import FEW_ROWS, PackedLinear, unpack
+
+from .exactness.test_greedy import prompt
+from .tiny import tiny
+
+
+def single_precision():
+    return tiny().float()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, FEW_ROWS, FEW_ROWS + 1])
+@pytest.mark.parametrize("bias", [True, False])
+def test_outputs_are_those_of_the_stock_layer(rows: int, bias: bool) -> None:
+    stock = nn.Linear(96, 80, bias=bias)
+    packed = specheads.pack_for_cpu(copy.deepcopy(stock))
+    inputs = torch.randn(2, rows, 96)[:, :, :]
+    with torch.no_grad():
+        torch.testing.assert_close(packed(inputs), stock(inputs), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(packed(inputs[0]), stock(inputs[0]), atol=1e-5, rtol=1e-5)
+    assert packed(inputs).requires_grad, "training goes the stock way"
+
+
+def test_a_changed_weight_is_packed_anew() -> None:
+    layer = specheads.pack_for_cpu(nn.Linear(16, 16))
+    inputs = torch.randn(3, 16)
+    with torch.no_grad():
+        layer(inputs)
+        layer.weight.mul_(2)
+        torch.testing.assert_close(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5, rtol=1e-5)
+        layer.weight = nn.Parameter(torch.randn(16, 16))
+        torch.testing.assert_close(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5, rtol=1e-5)
+
+
+def test_enable_packs_and_disable_unpacks() -> None:
+    model = single_precision()
+    names = list(model.state_dict())
+    inputs = prompt("llama", 2)
+    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    specheads.enable(model, pack_for_cpu=True)
+    assert any(type(layer) is PackedLinear for layer in model.modules())
+    assert list(model.state_dict()) == names
+    assert torch.equal(expected, model.generate(**inputs, max_new_tokens=12, do_sample=False, speculative=True))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(expected, other.generate(**inputs, max_new_tokens=12, do_sample=False, speculative=True))
+    specheads.disable(model)
+    assert not any(type(layer) is PackedLinear for layer in model.modules())
+    assert torch.equal(expected, model.generate(**inputs, max_new_tokens=12, do_sample=False))
+
+
+def test_what_cannot_be_packed_is_refused() -> None:
+    model = tiny()
+    with pytest.raises(ValueError, match="float64 on cpu"):
+        specheads.enable(model, pack_for_cpu=True)
+    assert type(model).__dict__.get("_speculation_original") is None
+    with pytest.raises(ValueError, match="no linear layers"):
+        specheads.pack_for_cpu(nn.ReLU())
+
+
+def test_packing_twice_and_unpacking_twice() -> None:
+    model = specheads.pack_for_cpu(specheads.pack_for_cpu(single_precision()))
+    assert all(type(layer) is not PackedLinear for layer in unpack(unpack(model)).modules())
