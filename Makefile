@@ -32,7 +32,7 @@ lint: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(VENV)/bin/python eval/speed.py --prompts eval/prompts.jsonl --variant plain,auto,suffix,recycling,lookup,none,hf-lookup \
-		--max-new-tokens 96 --output speed.json
+		--max-new-tokens 96 --pack-for-cpu --output speed.json
 
 clean:
 	rm -rf $(VENV) $(VENV_OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis

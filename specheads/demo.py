@@ -161,7 +161,8 @@ def main() -> int:
     except ModuleNotFoundError as error:
         print(error, file=sys.stderr)
         return 1
-    run_all(Demo(enable(model), tokenizer, console))
+    # Both sides of the comparison run on the packed weights.
+    run_all(Demo(enable(model, pack_for_cpu=model.device.type == "cpu"), tokenizer, console))
     return 0
 
 

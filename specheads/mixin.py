@@ -98,7 +98,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
         if assistant_model is not None:
             _check_same_tokenizer(self, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer)
             drafter = load_drafter(assistant_model, self)
-        elif attached.drafter is not None and config.drafter == attached.config.drafter:
+        elif attached.drafter is not None and config.drafter in (None, attached.config.drafter):
             drafter = attached.drafter
         else:
             drafter = load_drafter(config.drafter or "auto", self)

@@ -31,10 +31,12 @@ class PassCost:
     Args:
         device: Where the target runs. On a CPU small matrix products repack their weights at each call, which a product with a
             single row does not; on an accelerator a pass of few tokens is bound by reading the weights.
+        is_packed: Whether the weights are packed already.
     """
 
-    def __init__(self, device: torch.device):
-        self.first, self.slope = (0.45, 0.02) if device.type == "cpu" else (0.02, 0.004)
+    def __init__(self, device: torch.device, is_packed: bool):
+        on_cpu = (0.05, 0.03) if is_packed else (0.45, 0.02)
+        self.first, self.slope = on_cpu if device.type == "cpu" else (0.02, 0.004)
         self.measured: dict[int, float] = {}  # seconds
 
     def assumed(self, tokens: int) -> float:
@@ -60,15 +62,15 @@ class Pacer:
 
     Args:
         config: The call's settings.
-        device: Where the target runs.
+        cost: What the target's passes cost.
         step_cost: The drafter's cost of one more level (`Drafter.step_cost`).
         weighs_nodes: Whether the drafter leaves out what does not pay (`Drafter.weighs_nodes`).
         uses_clock: Whether costs are measured.
     """
 
-    def __init__(self, config: SpeculativeConfig, device: torch.device, step_cost: float, weighs_nodes: bool, uses_clock: bool):
+    def __init__(self, config: SpeculativeConfig, cost: PassCost, step_cost: float, weighs_nodes: bool, uses_clock: bool):
         self.config = config
-        self.cost = PassCost(device)
+        self.cost = cost
         self.step_cost = step_cost
         self.weighs_nodes = weighs_nodes
         self.uses_clock = uses_clock

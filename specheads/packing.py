@@ -90,10 +90,14 @@ def pack_for_cpu(model: Model) -> Model:
 
 def unpack(model: Model) -> Model:
     """Undoes `pack_for_cpu` and frees the packed copies. Returns the model."""
-    layer: Any
-    for layer in model.modules():
-        if type(layer) is PackedLinear:
-            layer.__dict__.pop("_packed", None)
-            layer.__dict__.pop("_packed_from", None)
-            layer.__class__ = nn.Linear
+    packed: list[Any] = [layer for layer in model.modules() if type(layer) is PackedLinear]
+    for layer in packed:
+        layer.__dict__.pop("_packed", None)
+        layer.__dict__.pop("_packed_from", None)
+        layer.__class__ = nn.Linear
     return model
+
+
+def is_packed(model: PreTrainedModel) -> bool:
+    """Whether `pack_for_cpu` was applied to a model."""
+    return any(type(layer) is PackedLinear for layer in model.modules())

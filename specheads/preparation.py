@@ -12,7 +12,8 @@ from . import compat
 from .config import SpeculativeConfig
 from .drafters import DraftContext, Drafter
 from .loop import Call
-from .pacing import Pacer
+from .pacing import Pacer, PassCost
+from .packing import is_packed
 from .processors import ScoreProcessors, is_stateless
 from .randomness import noise_for
 from .sequences import Sequences
@@ -91,7 +92,7 @@ def prepare(
         context=context,
         pacer=Pacer(
             config,
-            logits.device,
+            PassCost(logits.device, is_packed(model)),
             drafter.step_cost,
             drafter.weighs_nodes,
             uses_clock=noise is None or config.sampling_noise == "keyed",

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..mixin import enable
+from ..packing import pack_for_cpu
 from .bench import Bench, load_model, load_target
 from .journal import Journal, write_json
 from .prompts import InputError, in_batches, read_prompts, spread
@@ -53,6 +54,7 @@ class SpeedArguments:
     threads: int | None = field(default=None, metadata={"help": "threads of torch on the CPU"})
     draft_tokens: int | None = field(default=None, metadata={"help": "the most tokens drafted along a path"})
     tree_nodes: int | None = field(default=None, metadata={"help": "the most nodes of a draft tree"})
+    pack_for_cpu: bool = field(default=False, metadata={"help": "prepack the target's weights, for all variants alike"})
     output: Path = field(default=Path("speed.json"), metadata={"help": "the JSON file to write"})
     resume: bool = field(default=False, metadata={"help": "go on with an interrupted run"})
 
@@ -129,6 +131,11 @@ def _prepare(options: SpeedArguments, variants: Sequence[Variant]) -> Bench:
     model, tokenizer = load_target(options.model)
     if any(variant.is_ours for variant in variants):
         enable(model)
+    if options.pack_for_cpu:
+        try:
+            pack_for_cpu(model)
+        except ValueError as error:
+            raise InputError(str(error)) from error
     fields = options_of(options.draft_tokens, options.tree_nodes)
     ways = {v.name: generate_arguments(v, fields, options.draft_tokens, load_model) for v in variants}
     shared = {"max_new_tokens": options.max_new_tokens, **sampling_arguments(options.temperature)}

@@ -66,6 +66,13 @@ def test_rows_that_go_in_step(scheme: str) -> None:
         assert total_variation(law, expected) < 1e-9
 
 
+@pytest.mark.parametrize("vocab_size", [4, 5])
+@pytest.mark.parametrize("scheme", ["chain-block", "tree-traversal"])
+def test_larger_vocabularies(scheme: str, vocab_size: int) -> None:
+    target, draft = target_and_draft(vocab_size)
+    assert distance(target, draft, {"adaptive": False, **SAMPLED[scheme]}, "repetition", 1, 3)[0] < 1e-9
+
+
 def test_pacing_does_not_touch_the_law() -> None:
     target, draft = target_and_draft()
     assert distance(target, draft, {"draft_tokens": 2, "adaptive": True}, "plain", 1)[0] < 1e-9
