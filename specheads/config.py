@@ -65,6 +65,8 @@ class SpeculativeConfig:
         seeds = [] if self.seed is None else [self.seed] if isinstance(self.seed, int) else self.seed
         if isinstance(seeds, str) or not isinstance(seeds, Sequence) or any(type(seed) is not int for seed in seeds):
             raise ValueError(f"`seed` must be an integer or a list of one integer per row, got {self.seed!r}.")
+        if any(not -(2**63) <= seed < 2**64 for seed in seeds):
+            raise ValueError(f"A `seed` must fit into 64 bits, got {self.seed!r}.")
         if self.sampling_noise == "keyed":
             if self.seed is None:
                 raise ValueError('`sampling_noise="keyed"` needs a `seed`: the noise is a function of it.')
@@ -116,5 +118,5 @@ def _check_count(name: str, value: Any, at_least: int) -> None:
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {value!r}.")

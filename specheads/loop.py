@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .drafters.base import Accepted, DraftContext, Drafter
+from .drafters.base import Accepted, DraftContext, Drafter, check_draft, is_own
+from .drafters.growth import within_depths
 from .pacing import Pacer
 from .processors import RoundLaws
 from .sequences import Sequences
@@ -92,7 +93,12 @@ def begin(call: Call) -> None:
 @timed("draft")
 def draft(call: Call) -> DraftTree:
     """What the drafter proposes within what pays."""
-    return call.drafter.propose(call.context, call.pacer.budget(call.context))
+    context, budget = call.context, call.pacer.budget(call.context)
+    tree = call.drafter.propose(context, budget)
+    if not is_own(call.drafter):
+        check_draft(tree, context)
+        tree = within_depths(tree, budget.depths)
+    return tree
 
 
 @timed("verify")

@@ -96,12 +96,18 @@ class SpeculativeGenerationMixin(GenerationMixin):
         family_of(self)
         assistant_tokenizer = kwargs.pop("assistant_tokenizer", None)
         if assistant_model is not None:
-            _check_same_tokenizer(self, assistant_model, kwargs.get("tokenizer"), assistant_tokenizer)
-            drafter = load_drafter(assistant_model, self)
+            if not isinstance(assistant_model, PreTrainedModel):
+                raise TypeError(
+                    f"`assistant_model` must be a model, got {type(assistant_model).__name__}; name a drafter with "
+                    "`speculative={'drafter': ...}` or attach one with `specheads.enable`."
+                )
+            drafter = load_drafter(assistant_model, self, kwargs.get("tokenizer"), assistant_tokenizer)
+        elif assistant_tokenizer is not None:
+            raise ValueError("`assistant_tokenizer` belongs to an `assistant_model`, and this call has none.")
         elif attached.drafter is not None and config.drafter in (None, attached.config.drafter):
             drafter = attached.drafter
         else:
-            drafter = load_drafter(config.drafter or "auto", self)
+            drafter = load_drafter("auto" if config.drafter is None else config.drafter, self)
         return Plan(self, config, copy.copy(drafter))
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: Any) -> None:
@@ -158,13 +164,23 @@ class SpeculativeGenerationMixin(GenerationMixin):
         return _restore, (original, self.__dict__)
 
 
-def enable(model: Model, drafter: Any = None, *, pack_for_cpu: bool = False, **options: Any) -> Model:
+def enable(
+    model: Model,
+    drafter: Any = None,
+    *,
+    pack_for_cpu: bool = False,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
+    **options: Any,
+) -> Model:
     """Lets a model generate speculatively, in place.
 
     Args:
         model: A model of a supported family.
         drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft model, or a drafter.
         pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`).
+        tokenizer: The model's tokenizer; needed for a draft model whose vocabulary is padded to another size.
+        assistant_tokenizer: That draft model's tokenizer.
         **options: Fields of `SpeculativeConfig`, the defaults of this model's calls.
 
     Returns:
@@ -183,7 +199,8 @@ def enable(model: Model, drafter: Any = None, *, pack_for_cpu: bool = False, **o
             "speculation; load it without that, or delete `model.generate`."
         )
     config = SpeculativeConfig.from_options({**options, "drafter": drafter if isinstance(drafter, str) else None})
-    attachment = Attachment(config, None if drafter is None else load_drafter(drafter, model))
+    loaded = None if drafter is None else load_drafter(drafter, model, tokenizer, assistant_tokenizer)
+    attachment = Attachment(config, loaded)
     if pack_for_cpu:
         packing.pack_for_cpu(model)
     if not isinstance(model, SpeculativeGenerationMixin):
@@ -218,19 +235,3 @@ def _restore(original: type, state: dict[str, Any]) -> Any:
     model = cls.__new__(cls)
     model.__setstate__(state)
     return model
-
-
-def _check_same_tokenizer(target: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> None:
-    """Refuses a draft model with another tokenizer, as far as can be told."""
-    if tokenizer is not None and draft_tokenizer is not None:
-        if tokenizer.get_vocab() != draft_tokenizer.get_vocab():
-            raise ValueError(
-                "The draft model's tokenizer differs from the target's; draft models must share the target's tokenizer."
-            )
-        return
-    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"The draft model has a vocabulary of {sizes[1]} and the target one of {sizes[0]}; if only the padding "
-            "differs, pass `tokenizer=` and `assistant_tokenizer=` so that this can be checked."
-        )

@@ -66,16 +66,19 @@ class Pacer:
         step_cost: The drafter's cost of one more level (`Drafter.step_cost`).
         weighs_nodes: Whether the drafter leaves out what does not pay (`Drafter.weighs_nodes`).
         uses_clock: Whether costs are measured.
+        most: The most tokens along a path that any row has room for.
     """
 
-    def __init__(self, config: SpeculativeConfig, cost: PassCost, step_cost: float, weighs_nodes: bool, uses_clock: bool):
+    def __init__(
+        self, config: SpeculativeConfig, cost: PassCost, step_cost: float, weighs_nodes: bool, uses_clock: bool, most: int
+    ):
         self.config = config
         self.cost = cost
         self.step_cost = step_cost
         self.weighs_nodes = weighs_nodes
         self.uses_clock = uses_clock
-        self.reached = [0.0] * config.draft_tokens
-        self.accepted = [0.0] * config.draft_tokens
+        self.reached = [0.0] * most
+        self.accepted = [0.0] * most
         self.idle = 0
         self.hoped = self.kept = 0.0
         self.verify_seconds = 0.0
@@ -83,8 +86,8 @@ class Pacer:
     def budget(self, context: DraftContext) -> Budget:
         """What the next round may draft; never more than a row has room for, its own token included."""
         adaptive, lines = self.config.adaptive, len(context.rows)
-        depth = self._depth(lines) if adaptive and not self.weighs_nodes else self.config.draft_tokens
-        depths = [max(0, min(depth, context.sequences.remaining(row) - 1)) for row in context.rows]
+        depth = self._depth(lines) if adaptive and not self.weighs_nodes else len(self.reached)
+        depths = [max(0, min(depth, context.room(line))) for line in range(lines)]
         budget = Budget(depths, self._nodes(max(depths)))
         if adaptive and budget.nodes:
             self._price(budget, lines)
@@ -147,7 +150,7 @@ class Pacer:
                 best, best_rate = depth, rate
         self.idle = 0 if best else self.idle + 1
         if self.idle and self.idle % PROBE_EVERY == 0:
-            return min(PROBE_DEPTH, self.config.draft_tokens)
+            return min(PROBE_DEPTH, len(self.reached))
         return best
 
     def _acceptances(self) -> list[float]:

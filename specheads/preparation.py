@@ -18,7 +18,7 @@ from .processors import ScoreProcessors, is_stateless
 from .randomness import noise_for
 from .sequences import Sequences
 from .stats import SpeculationStats
-from .target import ModelRunner, family_of
+from .target import ModelRunner, family_of, position_limit
 
 KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "encoder_outputs", compat.CACHE}
 UNSUPPORTED_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -54,7 +54,7 @@ def prepare(
         ValueError: if an argument is not supported or contradicts another.
     """
     _check_inputs(model_kwargs)
-    mask = None if model.config.is_encoder_decoder else model_kwargs.get("attention_mask")
+    mask = None if model.config.is_encoder_decoder else _left_padding(model_kwargs.get("attention_mask"))
     batch_size = input_ids.shape[0]
     noise = noise_for(config, batch_size) if generation_config.do_sample else None
     if model_kwargs.get(compat.CACHE) is None:
@@ -62,9 +62,11 @@ def prepare(
         model_kwargs["use_cache"] = True
     outputs = compat.prefill(model, input_ids, generation_config, model_kwargs)
     logits = outputs.logits[:, -1:].clone()
-    ids = input_ids.to(logits.device)
+    ids = input_ids.to(logits.device, torch.long)
     limits = [generation_config.max_length, *(c.max_length for c in stopping_criteria if type(c) is MaxLengthCriteria)]
-    sequences = Sequences(ids, stopping_criteria, min(limits), compat.pad_token(generation_config), streamer)
+    # A limit within the prompt ends a row with its first token, as it does in plain decoding.
+    max_length = max(min(limits), ids.shape[1] + 1)
+    sequences = Sequences(ids, stopping_criteria, max_length, compat.pad_token(generation_config), streamer)
     processors = ScoreProcessors(logits_processor, sequences)
     verification = _verification(config, processors, noise is not None)
     family = family_of(model)
@@ -82,6 +84,7 @@ def prepare(
         vocab_size=logits.shape[-1],
         device=logits.device,
         takes_trees=family.takes_trees,
+        position_limit=position_limit(model),
         weighs_proposals=noise is not None and verification != "match",
     )
     inputs = {name: model_kwargs[name] for name in ("encoder_outputs", "attention_mask") if model_kwargs.get(name) is not None}
@@ -96,6 +99,7 @@ def prepare(
             drafter.step_cost,
             drafter.weighs_nodes,
             uses_clock=noise is None or config.sampling_noise == "keyed",
+            most=min(config.draft_tokens, max(0, sequences.max_length - sequences.prompt_width - 1)),
         ),
         verification=verification,
         in_step=not family.takes_trees or sequences.has_unknown_criteria or processors.is_sequential,
@@ -148,6 +152,28 @@ def _check_inputs(model_kwargs: dict[str, Any]) -> None:
     _check_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
 
 
+def _left_padding(mask: Tensor | None) -> Tensor | None:
+    """The prompt's mask in whole numbers.
+
+    Raises:
+        ValueError: if it does anything but hide the beginnings of rows.
+    """
+    if mask is None:
+        return None
+    whole = mask.long()
+    if (
+        bool((whole != mask).any())
+        or bool((whole[:, -1] != 1).any())
+        or bool((whole.diff(dim=1) < 0).any())
+        or bool((whole < 0).any())
+    ):
+        raise ValueError(
+            "`speculative` needs an `attention_mask` of zeros for the padding at the left of a row and ones for its tokens; "
+            "set `padding_side='left'` on the tokenizer."
+        )
+    return whole
+
+
 def _check_positions(position_ids: Tensor | None, mask: Tensor | None) -> None:
     """Positions must count each row's tokens, since that is where drafts are placed."""
     if position_ids is None:
@@ -181,6 +207,8 @@ def _encoder_inputs(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The encoder's token ids and mask, one line per row, where the encoder read tokens."""
     if not model.config.is_encoder_decoder or inputs_tensor is None or inputs_tensor.is_floating_point():
+        return None, None
+    if bool((inputs_tensor < 0).any()):  # what stands in for ids where the encoder's outputs were given
         return None, None
     return inputs_tensor.repeat_interleave(batch_size // inputs_tensor.shape[0], dim=0), model_kwargs.get("attention_mask")
 

@@ -6,8 +6,10 @@ path. Three kinds are told apart, by exact type:
 
 - *pointwise*: a function of the scores alone;
 - *prefix*: a function of the row's ids, and at most of settings that belong to the row, which are selected for it;
-- *sequential*: everything else: processors with a state, and those this library cannot know. They are called as plain
-  `generate` calls them, one step after another with the whole batch, along what is committed only.
+- *sequential*: everything else: processors with a state, and those this library cannot know, a function of the user's like
+  `prefix_allowed_tokens_fn` among them. They are called as plain `generate` calls them, one step after another with the whole
+  batch, along what is committed only. (A row that has ended shows them zeros for scores: plain `generate` goes on to run the
+  model on its padding.)
 
 Shapes: R lines of a call, V vocabulary, L ids.
 """
@@ -85,17 +87,11 @@ def _encoder_ngram_rows(processor: Any, rows: Sequence[int], batch_size: int) ->
     return selected
 
 
-def _constrained_rows(processor: Any, rows: Sequence[int], batch_size: int) -> Any:
-    allowed, repeats = processor._prefix_allowed_tokens_fn, processor._num_beams
-    return hf.PrefixConstrainedLogitsProcessor(lambda line, ids: allowed(rows[line] // repeats, ids), num_beams=1)
-
-
 Selector = Callable[[Any, Sequence[int], int], Any]
 ROW_SELECTORS: dict[type, Selector] = {
     hf.RepetitionPenaltyLogitsProcessor: _repetition_rows,
     hf.EncoderRepetitionPenaltyLogitsProcessor: _encoder_repetition_rows,
     hf.EncoderNoRepeatNGramLogitsProcessor: _encoder_ngram_rows,
-    hf.PrefixConstrainedLogitsProcessor: _constrained_rows,
 }
 
 
@@ -158,7 +154,7 @@ class ScoreProcessors:
         full = scores.new_zeros(len(everyone), scores.shape[1])
         full[list(rows)] = scores
         # The tokens of this round are already among the ids: sequential walks append them level by level.
-        return self.processors(self.sequences.prefixes(everyone, drafted[:0]), full)[list(rows)]
+        return self.processors(self.sequences.prefixes(everyone, drafted[:0]).contiguous(), full)[list(rows)]
 
 
 class RoundLaws:

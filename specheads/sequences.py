@@ -19,6 +19,8 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, S
 
 from .tree import NO_LAW
 
+# Room is taken at once for this many tokens, then in doubling steps.
+FIRST_ROOM = 4096
 KNOWN_CRITERIA = (MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria, EosTokenCriteria)
 
 
@@ -39,8 +41,7 @@ class Sequences:
         self.batch_size, self.prompt_width = prompt.shape
         self.max_length = max_length
         self.pad_token = 0 if pad_token is None else int(pad_token)
-        self.ids = prompt.new_full((self.batch_size, max_length), self.pad_token)
-        self.ids[:, : self.prompt_width] = prompt
+        self.ids = _widened(prompt, min(max_length, self.prompt_width + FIRST_ROOM), self.pad_token)
         self.continuations: list[list[int]] = [[] for _ in range(self.batch_size)]
         self.widths = [self.prompt_width] * self.batch_size
         self.finished = [False] * self.batch_size
@@ -103,6 +104,8 @@ class Sequences:
                 "-inf after the logits processors. Check the model's precision and the constraints."
             )
         columns = [self.widths[row] for row in rows]
+        if max(columns) >= self.ids.shape[1]:
+            self.ids = _widened(self.ids, min(self.max_length, 2 * self.ids.shape[1]), self.pad_token)
         self.ids[rows, columns] = torch.tensor(tokens, dtype=self.ids.dtype, device=self.ids.device)
         for row, token in zip(rows, tokens, strict=True):
             self.widths[row] += 1
@@ -111,7 +114,7 @@ class Sequences:
             # Asked as plain `generate` asks: once a step, about the whole batch, ended rows padded to its width.
             width = max(self.widths)
             stopped = torch.zeros(self.batch_size, dtype=torch.bool, device=self.ids.device)
-            stopped = stopped | self.criteria(self.ids[:, :width], None)
+            stopped = stopped | self.criteria(self.ids[:, :width].contiguous(), None)
             for row in rows:
                 self.finished[row] = bool(stopped[row])
             return
@@ -142,3 +145,10 @@ class Sequences:
     def result(self) -> Tensor:
         """`[B, L]` all ids, ended rows padded to the longest one."""
         return self.ids[:, : max(self.widths)].clone()
+
+
+def _widened(ids: Tensor, width: int, fill: int) -> Tensor:
+    """Ids `[B, L]` with room for `width` of them."""
+    wide = ids.new_full((ids.shape[0], width), fill)
+    wide[:, : ids.shape[1]] = ids
+    return wide

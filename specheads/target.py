@@ -27,10 +27,12 @@ class Family:
     Args:
         takes_trees: A 4-D mask and explicit positions: trees, and rows of different lengths. Else chains, rows in step.
         masks_by_layer_type: The mask is a dict by layer type.
+        has_position_table: Positions are looked up, and there are none beyond `max_position_embeddings`.
     """
 
     takes_trees: bool = True
     masks_by_layer_type: bool = False
+    has_position_table: bool = False
 
 
 # A family is listed once the tests prove it, and the tests go through this list.
@@ -40,12 +42,14 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(masks_by_layer_type=True),
     "qwen3": Family(masks_by_layer_type=True),
     "gemma3_text": Family(masks_by_layer_type=True),
-    "gpt2": Family(),
-    "opt": Family(),
+    "gpt2": Family(has_position_table=True),
+    "opt": Family(has_position_table=True),
     "t5": Family(takes_trees=False),
 }
 
 ATTENTION = ("sdpa", "eager")
+# Their frequencies follow the largest position of a pass, so that a drafted token would turn those before it.
+ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 
 def family_of(model: PreTrainedModel) -> Family:
@@ -66,7 +70,24 @@ def family_of(model: PreTrainedModel) -> Family:
             f"Speculative generation needs attention that takes a mask, {' or '.join(ATTENTION)}, but the model was loaded "
             f"with {attention!r}; load it with `attn_implementation='sdpa'`."
         )
+    _check_rope(model.config)
     return FAMILIES[name]
+
+
+def _check_rope(config: Any) -> None:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    for rope in [parameters, *by_layer_type]:
+        if rope.get("rope_type") in ROPE_BY_LENGTH:
+            raise ValueError(
+                f"The model's rotary positions are of type {rope['rope_type']!r}, which depends on the longest position of a "
+                "pass: drafts would change what comes before them, so speculative generation is refused."
+            )
+
+
+def position_limit(model: PreTrainedModel) -> int | None:
+    """How many positions a model has; `None` if they do not end."""
+    return model.config.max_position_embeddings if family_of(model).has_position_table else None
 
 
 class ModelRunner:

@@ -71,6 +71,56 @@ class DraftTree:
         both = torch.tensor([tokens, parents], dtype=torch.long, device=device)
         return cls(both[0], both[1], depth=max(_depth(parents) for _, parents in rows))
 
+    def check(self, batch_size: int, vocab_size: int, takes_trees: bool) -> None:
+        """Checks a tree from a drafter that is not this library's own; it waits for the device.
+
+        Args:
+            batch_size: The number of rows that it must have.
+            vocab_size: V, which its tokens must be below.
+            takes_trees: Whether it may be anything but a chain.
+
+        Raises:
+            ValueError: saying what is wrong with it.
+        """
+        order = torch.arange(self.tokens.shape[-1], device=self.tokens.device)
+        faults = {
+            f"`tokens` and `parents` must be integers of shape [{batch_size}, N]": lambda: (
+                self.tokens.dtype != torch.long or self.parents.dtype != torch.long
+                or self.tokens.shape != self.parents.shape or self.tokens.dim() != 2 or len(self.tokens) != batch_size
+            ),
+            f"tokens must be below {vocab_size}, or {NO_TOKEN} for no node": lambda: (
+                (self.tokens < NO_TOKEN) | (self.tokens >= vocab_size)
+            ).any(),
+            "a parent must come before its child": lambda: ((self.parents < 0) | (self.parents > order)).any(),
+            "`is_chain` says that each node's parent is the one before it": lambda: (
+                self.is_chain and (self.parents != order).any()
+            ),
+            "the target takes chains only": lambda: not (takes_trees or self.is_chain),
+            "`depth` must be the length of the longest path": lambda: (
+                max(map(_depth, self.parents.tolist())) > self.depth
+            ),
+            "`proposals` must be laws [B, M, V], and `proposal_of` say which of them a node was drawn from": lambda: (
+                not self._has_laws(vocab_size)
+            ),
+        }  # fmt: skip
+        for rule, is_broken in faults.items():
+            if is_broken():
+                raise ValueError(f"The drafter's tree is not valid: {rule}.")
+
+    def _has_laws(self, vocab_size: int) -> bool:
+        if self.proposals is None or self.proposal_of is None:
+            return self.proposals is None and self.proposal_of is None
+        shape, laws = self.proposals.shape, self.proposals.double()
+        return (
+            len(shape) == 3
+            and shape[0] == len(self.tokens)
+            and shape[2] == vocab_size
+            and self.proposal_of.shape == self.tokens.shape
+            and bool((self.proposal_of < shape[1]).all())
+            and bool((laws >= 0).all())
+            and bool(((laws.sum(dim=-1) - 1).abs() < 1e-3).all())
+        )
+
     @property
     def size(self) -> int:
         """N, the number of nodes without the root."""

@@ -19,12 +19,14 @@ def context(rows: int = 1, room: int = 100) -> DraftContext:
     sequences = Sequences(torch.ones(rows, 1, dtype=torch.long), StoppingCriteriaList(), room + 1, None)
     processors = ScoreProcessors(LogitsProcessorList(), sequences)
     config = SpeculativeConfig()
-    return DraftContext(list(range(rows)), sequences, [[1]] * rows, None, None, processors, None, config, 8, CPU, True, False)
+    return DraftContext(
+        list(range(rows)), sequences, [[1]] * rows, None, None, processors, None, config, 8, CPU, True, None, False
+    )
 
 
 def pacer(device: torch.device = CPU, step_cost: float = 0.0, weighs: bool = False, clock: bool = False, **fields) -> Pacer:
     config = SpeculativeConfig(draft_tokens=6, **fields)
-    return Pacer(config, PassCost(device, is_packed=False), step_cost, weighs, clock)
+    return Pacer(config, PassCost(device, is_packed=False), step_cost, weighs, clock, most=6)
 
 
 def observe(paced: Pacer, accepted: int, rounds: int, depth: int = 6) -> None:

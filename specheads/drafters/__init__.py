@@ -11,13 +11,19 @@ from .base import Accepted, Budget, DraftContext, Drafter, drafter_by_name
 __all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "drafter_by_name", "load_drafter"]
 
 
-def load_drafter(spec: Any, target: PreTrainedModel) -> Drafter:
+METHODS = ("begin", "propose", "commit", "keep_rows")
+ATTRIBUTES = ("step_cost", "weighs_nodes")
+
+
+def load_drafter(spec: Any, target: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None) -> Drafter:
     """Makes a drafter for a target.
 
     Args:
         spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft model, or
             an object that is a drafter already.
         target: The model to draft for.
+        tokenizer: The target's tokenizer; needed for a draft model whose vocabulary is padded to another size.
+        assistant_tokenizer: That draft model's tokenizer.
 
     Raises:
         ValueError: if the name is unknown, or the draft model does not fit the target.
@@ -28,7 +34,11 @@ def load_drafter(spec: Any, target: PreTrainedModel) -> Drafter:
     if isinstance(spec, PreTrainedModel):
         from .draft_model import DraftModelDrafter
 
-        return DraftModelDrafter(spec, target)
-    if all(callable(getattr(spec, name, None)) for name in ("begin", "propose", "commit", "keep_rows")):
+        return DraftModelDrafter(spec, target, tokenizer, assistant_tokenizer)
+    if not isinstance(spec, type) and all(callable(getattr(spec, name, None)) for name in METHODS):
+        missing = [name for name in ATTRIBUTES if not hasattr(spec, name)]
+        if missing:
+            raise TypeError(f"The drafter {type(spec).__name__} lacks the attribute(s) {', '.join(missing)}.")
         return spec
-    raise TypeError(f"A drafter must be a name, a model or an object with the drafter's methods, got {type(spec).__name__}.")
+    what = f"the class {spec.__name__}" if isinstance(spec, type) else type(spec).__name__
+    raise TypeError(f"A drafter must be a name, a model or an object with the drafter's methods, got {what}.")

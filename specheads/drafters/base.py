@@ -36,6 +36,7 @@ class DraftContext:
         vocab_size: V, as the target's logits have it.
         device: Where the target's logits are.
         takes_trees: Whether the target can verify trees; else drafts must be chains.
+        position_limit: How many positions the target has; `None` if they do not end.
         weighs_proposals: Whether the verification uses the laws of sampled nodes. If not, they need not be kept.
     """
 
@@ -50,12 +51,18 @@ class DraftContext:
     vocab_size: int
     device: torch.device
     takes_trees: bool
+    position_limit: int | None
     weighs_proposals: bool
 
     def length(self, line: int) -> int:
         """How many tokens the line's row has, prompt included."""
         row = self.rows[line]
         return len(self.prompts[row]) + len(self.sequences.continuations[row])
+
+    def room(self, line: int) -> int:
+        """How many tokens may be drafted along a path for the line: the target adds one more, and needs a position for each."""
+        room = self.sequences.remaining(self.rows[line]) - 1
+        return room if self.position_limit is None else min(room, self.position_limit - self.length(line))
 
     def tokens(self, line: int, start: int = 0) -> list[int]:
         """The line's tokens from `start` on, prompt included, without padding."""
@@ -131,6 +138,23 @@ class Drafter(Protocol):
 
     def keep_rows(self, lines: Sequence[int]) -> None:
         """Rows have finished: `lines[i]` becomes line i. `context.rows` already says so."""
+
+
+def is_own(drafter: Drafter) -> bool:
+    """Whether a drafter is one of this library's, whose trees need no check."""
+    return type(drafter).__module__.startswith(f"{__package__}.")
+
+
+def check_draft(tree: DraftTree, context: DraftContext) -> None:
+    """Checks what another's drafter proposes.
+
+    Raises:
+        TypeError: if it is no `DraftTree`.
+        ValueError: if it is not a valid one.
+    """
+    if not isinstance(tree, DraftTree):
+        raise TypeError(f"A drafter's `propose` must return a DraftTree, got {type(tree).__name__}.")
+    tree.check(len(context.rows), context.vocab_size, context.takes_trees)
 
 
 # A name, and the module and class that bear it. Imported on use, so that a drafter costs nothing to those who do without.

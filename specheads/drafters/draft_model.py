@@ -29,14 +29,20 @@ class DraftModelDrafter:
     Args:
         model: The draft model. It is not changed.
         target: The model it drafts for.
+        tokenizer: The target's tokenizer, to compare where the vocabularies are of different sizes.
+        assistant_tokenizer: The draft model's.
 
     Raises:
-        ValueError: if the family is not supported, or the two are not of one kind.
+        TypeError: if the model does not generate.
+        ValueError: if the family is not supported, the two are not of one kind, or their tokenizers differ.
     """
 
     weighs_nodes = False
 
-    def __init__(self, model: PreTrainedModel, target: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, target: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None):
+        if not model.can_generate():
+            raise TypeError(f"A draft model must be one that generates, got {type(model).__name__}.")
+        _check_same_tokenizer(target, model, tokenizer, assistant_tokenizer)
         if model.config.is_encoder_decoder != target.config.is_encoder_decoder:
             kinds = ["an encoder-decoder" if m.config.is_encoder_decoder else "decoder-only" for m in (model, target)]
             raise ValueError(f"The draft model is {kinds[0]} and the target {kinds[1]}; both must be of one kind.")
@@ -46,7 +52,13 @@ class DraftModelDrafter:
         self.runner: ModelRunner | None = None
 
     def begin(self, context: DraftContext) -> None:
-        """Runs the draft model over the prompts, unless they leave it no room."""
+        """Runs the draft model over the prompts, unless they leave it no room.
+
+        Raises:
+            ValueError: if the draft model has an encoder and the call does not say what it should read.
+        """
+        if self.model.config.is_encoder_decoder and context.encoder_ids is None:
+            raise ValueError("The draft model's encoder needs the `input_ids`, and this call gives `encoder_outputs` only.")
         self.processors = draft_processors(context)
         self.position_limit = getattr(self.model.config, "max_position_embeddings", None)
         self.runner = None
@@ -175,3 +187,19 @@ def _left_padded(rows: list[list[int]], device: torch.device) -> tuple[Tensor, T
     if min(map(len, rows)) == width:
         return ids, None
     return ids, torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+
+
+def _check_same_tokenizer(target: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> None:
+    """Refuses a draft model with another tokenizer, as far as can be told."""
+    if tokenizer is not None and draft_tokenizer is not None:
+        if tokenizer.get_vocab() != draft_tokenizer.get_vocab():
+            raise ValueError(
+                "The draft model's tokenizer differs from the target's; draft models must share the target's tokenizer."
+            )
+        return
+    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"The draft model has a vocabulary of {sizes[1]} and the target one of {sizes[0]}; if only the padding "
+            "differs, pass `tokenizer=` and `assistant_tokenizer=` so that this can be checked."
+        )
