@@ -17,7 +17,7 @@ from . import packing
 from .config import SpeculativeConfig
 from .drafters import Drafter, load_drafter
 from .loop import run
-from .preparation import check_mode, prepare
+from .preparation import Request, check_mode, prepare
 from .stats import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from .target import family_of
 
@@ -135,18 +135,10 @@ class SpeculativeGenerationMixin(GenerationMixin):
             )
         plan.was_carried_out = True
         start = time.perf_counter()
-        call = prepare(
-            self,
-            plan.config,
-            plan.drafter,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            streamer,
-            inputs_tensor,
-            model_kwargs,
+        request = Request(
+            input_ids, logits_processor, stopping_criteria, generation_config, streamer, inputs_tensor, model_kwargs
         )
+        call = prepare(self, plan.config, plan.drafter, request)
         ids = run(call).to(input_ids.device)
         call.stats.close(time.perf_counter() - start)
         if streamer is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, MaxLengthCriteria, PreTrainedModel, StoppingCriteriaList
+from transformers import Cache, LogitsProcessorList, MaxLengthCriteria, PreTrainedModel, StoppingCriteriaList
 
 from . import compat
 from .config import SpeculativeConfig
@@ -15,7 +16,7 @@ from .loop import Call
 from .pacing import Pacer, PassCost
 from .packing import is_packed
 from .processors import ScoreProcessors, is_stateless
-from .randomness import noise_for
+from .randomness import Noise, noise_for
 from .sequences import Sequences
 from .stats import SpeculationStats
 from .target import ModelRunner, family_of, position_limit
@@ -24,87 +25,117 @@ KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep",
 UNSUPPORTED_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def prepare(
-    model: PreTrainedModel,
-    config: SpeculativeConfig,
-    drafter: Drafter,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: Any,
-    streamer: Any,
-    inputs_tensor: Tensor | None,
-    model_kwargs: dict[str, Any],
-) -> Call:
+@dataclass
+class Request:
+    """What `generate` prepared for its decoding loop.
+
+    Args:
+        input_ids: `[B, P]` prompt, or the decoder's start.
+        logits_processor: The logits processors.
+        stopping_criteria: The stopping criteria.
+        generation_config: The settings.
+        streamer: The streamer, or `None`.
+        inputs_tensor: What the encoder read, before rows were repeated for `num_return_sequences`.
+        model_kwargs: What else the model's passes need.
+    """
+
+    input_ids: Tensor
+    logits_processor: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
+    generation_config: Any
+    streamer: Any
+    inputs_tensor: Tensor | None
+    model_kwargs: dict[str, Any]
+
+
+def prepare(model: PreTrainedModel, config: SpeculativeConfig, drafter: Drafter, request: Request) -> Call:
     """Runs the prompt and sets up a call.
 
     Args:
         model: The target.
         config: The call's settings.
         drafter: The call's own copy of the drafter.
-        input_ids: `[B, P]` prompt, or the decoder's start.
-        logits_processor: As prepared by `generate`.
-        stopping_criteria: As prepared by `generate`.
-        generation_config: As prepared by `generate`.
-        streamer: The streamer, or `None`.
-        inputs_tensor: What the encoder read, before rows were repeated for `num_return_sequences`.
-        model_kwargs: What else the model's passes need.
+        request: What `generate` prepared.
 
     Raises:
         ValueError: if an argument is not supported or contradicts another.
     """
-    _check_inputs(model_kwargs)
-    mask = None if model.config.is_encoder_decoder else _left_padding(model_kwargs.get("attention_mask"))
-    batch_size = input_ids.shape[0]
-    noise = noise_for(config, batch_size) if generation_config.do_sample else None
-    if model_kwargs.get(compat.CACHE) is None:
-        model_kwargs[compat.CACHE] = compat.new_cache(model)
-        model_kwargs["use_cache"] = True
-    outputs = compat.prefill(model, input_ids, generation_config, model_kwargs)
-    logits = outputs.logits[:, -1:].clone()
-    ids = input_ids.to(logits.device, torch.long)
-    limits = [generation_config.max_length, *(c.max_length for c in stopping_criteria if type(c) is MaxLengthCriteria)]
+    _check_inputs(request.model_kwargs)
+    mask = None if model.config.is_encoder_decoder else _left_padding(request.model_kwargs.get("attention_mask"))
+    noise = noise_for(config, len(request.input_ids)) if request.generation_config.do_sample else None
+    verification = _verification(config, request.logits_processor, noise is not None)
+    logits, cache = _run_prompt(model, request)
+    sequences = _sequences(request, logits.device)
+    weighs = noise is not None and verification != "match"
+    context = _context(model, config, request, sequences, noise, mask, logits, weighs)
+    most = min(config.draft_tokens, sequences.remaining(0) - 1)
+    # A clock would make it a matter of chance which random numbers are drawn.
+    uses_clock = noise is None or config.sampling_noise == "keyed"
+    cost = PassCost(logits.device, is_packed(model))
+    return Call(
+        target=_runner(model, config, request, cache, mask, sequences.remaining(0)),
+        logits=logits,
+        drafter=drafter,
+        context=context,
+        pacer=Pacer(config, cost, drafter.step_cost, drafter.weighs_nodes, uses_clock, most),
+        verification=verification,
+        in_step=not context.takes_trees or sequences.has_unknown_criteria or context.processors.is_sequential,
+        stats=SpeculationStats.for_batch(sequences.batch_size, config.per_step),
+    )
+
+
+def _run_prompt(model: PreTrainedModel, request: Request) -> tuple[Tensor, Cache]:
+    """The stock pass over the prompt: the logits `[B, 1, V]` of the first token, and the cache."""
+    if request.model_kwargs.get(compat.CACHE) is None:
+        request.model_kwargs[compat.CACHE] = compat.new_cache(model)
+        request.model_kwargs["use_cache"] = True
+    outputs = compat.prefill(model, request.input_ids, request.generation_config, request.model_kwargs)
+    # A copy, so that the logits of the whole prompt do not stay.
+    return outputs.logits[:, -1:].clone(), compat.cache_of(outputs)
+
+
+def _sequences(request: Request, device: torch.device) -> Sequences:
+    ids, config, criteria = request.input_ids.to(device, torch.long), request.generation_config, request.stopping_criteria
+    limits = [config.max_length, *(rule.max_length for rule in criteria if type(rule) is MaxLengthCriteria)]
     # A limit within the prompt ends a row with its first token, as it does in plain decoding.
-    max_length = max(min(limits), ids.shape[1] + 1)
-    sequences = Sequences(ids, stopping_criteria, max_length, compat.pad_token(generation_config), streamer)
-    processors = ScoreProcessors(logits_processor, sequences)
-    verification = _verification(config, processors, noise is not None)
-    family = family_of(model)
-    room = sequences.max_length - sequences.prompt_width + max(config.draft_tokens, config.tree_nodes or 0) + 1
-    encoder_ids, encoder_mask = _encoder_inputs(model, inputs_tensor, batch_size, model_kwargs)
-    context = DraftContext(
-        rows=list(range(batch_size)),
+    return Sequences(ids, criteria, max(min(limits), ids.shape[1] + 1), compat.pad_token(config), request.streamer)
+
+
+def _context(
+    model: PreTrainedModel,
+    config: SpeculativeConfig,
+    request: Request,
+    sequences: Sequences,
+    noise: Noise | None,
+    mask: Tensor | None,
+    logits: Tensor,
+    weighs_proposals: bool,
+) -> DraftContext:
+    encoder_ids, encoder_mask = _encoder_inputs(model, request)
+    return DraftContext(
+        rows=list(range(sequences.batch_size)),
         sequences=sequences,
-        prompts=_unpadded(input_ids, mask),
+        prompts=_unpadded(request.input_ids, mask),
         encoder_ids=encoder_ids,
         encoder_mask=encoder_mask,
-        processors=processors,
+        processors=ScoreProcessors(request.logits_processor, sequences),
         noise=noise,
         config=config,
         vocab_size=logits.shape[-1],
         device=logits.device,
-        takes_trees=family.takes_trees,
+        takes_trees=family_of(model).takes_trees,
         position_limit=position_limit(model),
-        weighs_proposals=noise is not None and verification != "match",
+        weighs_proposals=weighs_proposals,
     )
-    inputs = {name: model_kwargs[name] for name in ("encoder_outputs", "attention_mask") if model_kwargs.get(name) is not None}
-    return Call(
-        target=ModelRunner(model, compat.cache_of(outputs), mask, room, inputs if model.config.is_encoder_decoder else {}),
-        logits=logits,
-        drafter=drafter,
-        context=context,
-        pacer=Pacer(
-            config,
-            PassCost(logits.device, is_packed(model)),
-            drafter.step_cost,
-            drafter.weighs_nodes,
-            uses_clock=noise is None or config.sampling_noise == "keyed",
-            most=min(config.draft_tokens, max(0, sequences.max_length - sequences.prompt_width - 1)),
-        ),
-        verification=verification,
-        in_step=not family.takes_trees or sequences.has_unknown_criteria or processors.is_sequential,
-        stats=SpeculationStats.for_batch(batch_size, config.per_step),
-    )
+
+
+def _runner(
+    model: PreTrainedModel, config: SpeculativeConfig, request: Request, cache: Cache, mask: Tensor | None, tokens: int
+) -> ModelRunner:
+    room = tokens + max(config.draft_tokens, config.tree_nodes or 0) + 1
+    names = ("encoder_outputs", "attention_mask") if model.config.is_encoder_decoder else ()
+    given = request.model_kwargs
+    return ModelRunner(model, cache, mask, room, {name: given[name] for name in names if given.get(name) is not None})
 
 
 def check_mode(mode: Any, generation_config: Any, synced_gpus: bool | None) -> None:
@@ -187,14 +218,14 @@ def _check_positions(position_ids: Tensor | None, mask: Tensor | None) -> None:
         raise ValueError("`speculative` needs positions that count a row's tokens; drop `position_ids`, which say otherwise.")
 
 
-def _verification(config: SpeculativeConfig, processors: ScoreProcessors, samples: bool) -> str:
+def _verification(config: SpeculativeConfig, processors: LogitsProcessorList, samples: bool) -> str:
     """The mode of verification, `"match"` where a processor or the noise leaves no other."""
     if config.sampling_noise == "keyed":
         return "match"
-    if not processors.is_sequential:
+    names = [type(processor).__name__ for processor in processors if not is_stateless(processor)]
+    if not names:
         return config.verification
     if samples and config.verification not in ("auto", "match"):
-        names = [type(processor).__name__ for processor in processors.processors if not is_stateless(processor)]
         raise ValueError(
             f"{', '.join(names)} may keep a state between steps, so it can be called along the committed text only, which "
             f'verification="match" does; {config.verification!r} would call it on drafts.'
@@ -202,15 +233,14 @@ def _verification(config: SpeculativeConfig, processors: ScoreProcessors, sample
     return "match"
 
 
-def _encoder_inputs(
-    model: PreTrainedModel, inputs_tensor: Tensor | None, batch_size: int, model_kwargs: dict[str, Any]
-) -> tuple[Tensor | None, Tensor | None]:
+def _encoder_inputs(model: PreTrainedModel, request: Request) -> tuple[Tensor | None, Tensor | None]:
     """The encoder's token ids and mask, one line per row, where the encoder read tokens."""
-    if not model.config.is_encoder_decoder or inputs_tensor is None or inputs_tensor.is_floating_point():
+    ids = request.inputs_tensor
+    # Negative ids stand in where the encoder's outputs were given.
+    if not model.config.is_encoder_decoder or ids is None or ids.is_floating_point() or bool((ids < 0).any()):
         return None, None
-    if bool((inputs_tensor < 0).any()):  # what stands in for ids where the encoder's outputs were given
-        return None, None
-    return inputs_tensor.repeat_interleave(batch_size // inputs_tensor.shape[0], dim=0), model_kwargs.get("attention_mask")
+    repeats = len(request.input_ids) // len(ids)
+    return ids.repeat_interleave(repeats, dim=0), request.model_kwargs.get("attention_mask")
 
 
 def _unpadded(ids: Tensor, mask: Tensor | None) -> list[list[int]]:
