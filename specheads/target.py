@@ -37,13 +37,36 @@ class Family:
 
 # A family is listed once the tests prove it, and the tests go through this list.
 FAMILIES: dict[str, Family] = {
+    "cohere": Family(),
+    "cohere2": Family(masks_by_layer_type=True),
+    "exaone4": Family(masks_by_layer_type=True),
+    "falcon": Family(),
+    "gemma": Family(),
+    "gemma2": Family(masks_by_layer_type=True),
+    "gemma3_text": Family(masks_by_layer_type=True),
+    "glm": Family(),
+    "glm4": Family(),
+    "gpt2": Family(has_position_table=True),
+    "gpt_neox": Family(),
+    "gptj": Family(has_position_table=True),
+    "granite": Family(),
+    "helium": Family(),
     "llama": Family(),
+    "ministral": Family(),
     "mistral": Family(),
+    "mixtral": Family(),
+    "nemotron": Family(),
+    "olmo2": Family(),
+    "olmo3": Family(masks_by_layer_type=True),
+    "opt": Family(has_position_table=True),
+    "phi": Family(),
+    "phi3": Family(),
     "qwen2": Family(masks_by_layer_type=True),
     "qwen3": Family(masks_by_layer_type=True),
-    "gemma3_text": Family(masks_by_layer_type=True),
-    "gpt2": Family(has_position_table=True),
-    "opt": Family(has_position_table=True),
+    "qwen3_moe": Family(),
+    "smollm3": Family(),
+    "stablelm": Family(),
+    "starcoder2": Family(),
     "t5": Family(takes_trees=False),
 }
 
@@ -71,6 +94,11 @@ def family_of(model: PreTrainedModel) -> Family:
             f"with {attention!r}; load it with `attn_implementation='sdpa'`."
         )
     _check_rope(model.config)
+    if getattr(model.config, "alibi", False):
+        raise ValueError(
+            "The model's attention is biased by distance (ALiBi), which a mask for drafts does not carry yet, so speculative "
+            "generation is refused."
+        )
     return FAMILIES[name]
 
 

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from typing import Any
 
 import torch
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+import transformers as hf
+from transformers import PreTrainedModel
 
 SHAPE = {
     "hidden_size": 32,
@@ -42,44 +26,92 @@ def _special(vocab_size: int) -> dict[str, int]:
     return {"vocab_size": vocab_size, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
-def _build(family: str, vocab_size: int, **changes) -> PreTrainedModel:
-    special = {**_special(vocab_size), **changes}
-    shape = {name: special.pop(name, value) for name, value in SHAPE.items()}
-    plain = {name: value for name, value in shape.items() if name != "head_dim"}
-    if family == "llama":
-        return LlamaForCausalLM(LlamaConfig(**shape, **special))
-    if family == "mistral":
-        return MistralForCausalLM(MistralConfig(**shape, sliding_window=WINDOW, **special))
-    if family == "qwen2":
-        kinds = ["full_attention", "sliding_attention"]
-        config = Qwen2Config(**plain, use_sliding_window=True, sliding_window=WINDOW, layer_types=kinds, **special)
-        return Qwen2ForCausalLM(config)
-    if family == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**shape, **special))
-    if family == "gemma3_text":
-        kinds = ["sliding_attention", "full_attention"]
-        config = Gemma3TextConfig(**shape, sliding_window=WINDOW, layer_types=kinds, query_pre_attn_scalar=8, **special)
-        return Gemma3ForCausalLM(config)
-    if family == "gpt2":
-        config = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=shape["max_position_embeddings"], **special)
-        return GPT2LMHeadModel(config)
-    if family == "opt":
-        config = OPTConfig(
-            hidden_size=32,
-            ffn_dim=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=256,
-            word_embed_proj_dim=32,
-            **special,
-        )
-        return OPTForCausalLM(config)
-    if family == "t5":
-        config = T5Config(
-            d_model=32, d_ff=48, num_layers=2, num_heads=4, d_kv=8, decoder_start_token_id=0, dropout_rate=0.0, **special
-        )
-        return T5ForConditionalGeneration(config)
-    raise KeyError(family)
+def _kinds(first: str) -> dict[str, list[str]]:
+    other = {"sliding_attention": "full_attention", "full_attention": "sliding_attention"}[first]
+    return {"layer_types": [first, other]}
+
+
+# family: model class, config class, the shape's names that the config knows, and what else it needs
+PLAIN = tuple(name for name in SHAPE if name != "head_dim")
+SLIDING = {"sliding_window": WINDOW}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+FAMILIES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
+    "cohere": ("CohereForCausalLM", "CohereConfig", PLAIN, {}),
+    "cohere2": ("Cohere2ForCausalLM", "Cohere2Config", PLAIN, {**SLIDING, **_kinds("sliding_attention")}),
+    "exaone4": ("Exaone4ForCausalLM", "Exaone4Config", PLAIN, {**SLIDING, **_kinds("sliding_attention")}),
+    "falcon": ("FalconForCausalLM", "FalconConfig", ("hidden_size", "num_hidden_layers", "num_attention_heads"), {}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", tuple(SHAPE), {}),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", tuple(SHAPE), {**SLIDING, "query_pre_attn_scalar": 8}),
+    "gemma3_text": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        tuple(SHAPE),
+        {**SLIDING, **_kinds("sliding_attention"), "query_pre_attn_scalar": 8},
+    ),
+    "glm": ("GlmForCausalLM", "GlmConfig", tuple(SHAPE), {}),
+    "glm4": ("Glm4ForCausalLM", "Glm4Config", tuple(SHAPE), {}),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", ("max_position_embeddings",), {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "gpt_neox": (
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+        {},
+    ),
+    "gptj": (
+        "GPTJForCausalLM",
+        "GPTJConfig",
+        ("max_position_embeddings",),
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
+    ),
+    "granite": ("GraniteForCausalLM", "GraniteConfig", PLAIN, {}),
+    "helium": ("HeliumForCausalLM", "HeliumConfig", tuple(SHAPE), {}),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", tuple(SHAPE), {}),
+    "ministral": ("MinistralForCausalLM", "MinistralConfig", tuple(SHAPE), SLIDING),
+    "mistral": ("MistralForCausalLM", "MistralConfig", tuple(SHAPE), SLIDING),
+    "mixtral": ("MixtralForCausalLM", "MixtralConfig", PLAIN, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "nemotron": ("NemotronForCausalLM", "NemotronConfig", PLAIN, {}),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", PLAIN, {}),
+    "olmo3": ("Olmo3ForCausalLM", "Olmo3Config", PLAIN, {**SLIDING, **_kinds("sliding_attention")}),
+    "opt": (
+        "OPTForCausalLM",
+        "OPTConfig",
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+        {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    ),
+    "phi": ("PhiForCausalLM", "PhiConfig", PLAIN, {}),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", PLAIN, {}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        PLAIN,
+        {**SLIDING, **_kinds("full_attention"), "use_sliding_window": True},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", tuple(SHAPE), {}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", tuple(SHAPE), {"num_experts": 4, **EXPERTS}),
+    "smollm3": ("SmolLM3ForCausalLM", "SmolLM3Config", PLAIN, {"no_rope_layers": [1, 0]}),
+    "stablelm": ("StableLmForCausalLM", "StableLmConfig", PLAIN, {}),
+    "starcoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", PLAIN, SLIDING),
+    "t5": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        (),
+        {
+            "d_model": 32,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+            "d_kv": 8,
+            "decoder_start_token_id": 0,
+            "dropout_rate": 0.0,
+        },
+    ),
+}
+
+
+def _build(family: str, vocab_size: int, **changes: Any) -> PreTrainedModel:
+    model_class, config_class, names, extra = FAMILIES[family]
+    settings = {**_special(vocab_size), **{name: SHAPE[name] for name in names}, **extra, **changes}
+    return getattr(hf, model_class)(getattr(hf, config_class)(**settings))
 
 
 @cache
