@@ -18,6 +18,8 @@ import torch
 from .config import SpeculativeConfig
 from .drafters.base import Budget, DraftContext
 
+PASS_MEMORY = 0.95  # weight of the past at each pass that is measured
+DOUBT = 10.0  # how much passes must differ in size before their slope is believed
 MEMORY = 0.9  # weight of the past at each round: some ten rounds count
 PRIOR = 0.6  # acceptance assumed before anything is seen
 PRIOR_ROUNDS = 2.0
@@ -26,7 +28,10 @@ PROBE_DEPTH = 3
 
 
 class PassCost:
-    """What a target pass costs by the number of its tokens, in passes over one token.
+    """What a target pass costs by the number of its tokens.
+
+    What is assumed of the device gives the shape, and measured passes its scale and a slope of their own: with f the assumed
+    cost, seconds(n) = scale f(n) + slope n, by least squares over the recent past.
 
     Args:
         device: Where the target runs. On a CPU small matrix products repack their weights at each call, which a product with a
@@ -36,25 +41,33 @@ class PassCost:
 
     def __init__(self, device: torch.device, is_packed: bool):
         on_cpu = (0.05, 0.03) if is_packed else (0.45, 0.02)
-        self.first, self.slope = on_cpu if device.type == "cpu" else (0.02, 0.004)
-        self.measured: dict[int, float] = {}  # seconds
+        self.first, self.per_token = on_cpu if device.type == "cpu" else (0.02, 0.004)
+        self.scale, self.slope = 1.0, 0.0
+        # Weighted sums over passes of x = n / f(n), y = seconds / f(n), and of their products.
+        self.weight = self.x = self.y = self.xx = self.xy = 0.0
 
     def assumed(self, tokens: int) -> float:
-        """The cost before anything is measured."""
-        return 1.0 if tokens == 1 else 1.0 + self.first + self.slope * tokens
+        """The cost before anything is measured, in passes over one token."""
+        return 1.0 if tokens == 1 else 1.0 + self.first + self.per_token * tokens
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Takes in how long a pass took."""
-        known = self.measured.get(tokens)
-        # A pass that was interrupted by something else is no news about the machine.
-        self.measured[tokens] = seconds if known is None else 0.7 * known + 0.3 * min(seconds, 2 * known)
+        if self.weight > 2:  # a pass that something else interrupted is no news about the machine
+            seconds = min(seconds, 2 * self(tokens))
+        x, y = tokens / self.assumed(tokens), seconds / self.assumed(tokens)
+        fresh = (1.0, x, y, x * x, x * y)
+        past = (self.weight, self.x, self.y, self.xx, self.xy)
+        self.weight, self.x, self.y, self.xx, self.xy = (PASS_MEMORY * old + new for old, new in zip(past, fresh, strict=True))
+        mean_x, mean_y = self.x / self.weight, self.y / self.weight
+        spread = self.xx - self.weight * mean_x**2
+        self.slope = (self.xy - self.weight * mean_x * mean_y) / (spread + DOUBT)
+        self.scale = mean_y - self.slope * mean_x
 
     def __call__(self, tokens: int) -> float:
-        """The cost of a pass over some tokens."""
-        if not self.measured:
-            return self.assumed(tokens)
-        scale = sum(seconds / self.assumed(known) for known, seconds in self.measured.items()) / len(self.measured)
-        return self.measured.get(tokens, scale * self.assumed(tokens)) / scale
+        """The cost of a pass over some tokens: in seconds once passes were measured, else in passes over one token."""
+        return max(
+            self.scale * self.assumed(tokens) + self.slope * tokens, 0.1 * (self.y / self.weight if self.weight else 1.0)
+        )
 
 
 class Pacer:

@@ -96,6 +96,14 @@ def test_measured_costs_are_believed_only_where_the_clock_may_count() -> None:
 
 def test_an_interrupted_pass_counts_for_little() -> None:
     cost = PassCost(CPU, is_packed=False)
-    for seconds in (0.1, 0.1, 50.0, 0.1, 0.1, 0.1):
+    for seconds in (0.1, 0.1, 0.1, 50.0, 0.1, 0.1, 0.1):
         cost.observe(4, seconds)
-    assert cost.measured[4] < 0.15
+    assert cost(4) < 0.15
+
+
+def test_costs_are_learnt_from_passes_of_other_sizes() -> None:
+    cost = PassCost(CPU, is_packed=True)
+    for tokens in (4, 36, 12, 28, 20, 8, 36, 4, 16, 32):
+        cost.observe(tokens, 0.05 + 0.004 * tokens)  # twice as steep as assumed
+    for tokens in (6, 24, 40):
+        assert cost(tokens) == pytest.approx(0.05 + 0.004 * tokens, rel=0.15)

@@ -9,7 +9,7 @@ import torch
 
 from ..tree import DraftTree
 from .base import Accepted, Budget, DraftContext
-from .best_first import Candidate, grow_worthwhile, is_single_path, tree_of
+from .best_first import Candidate, grow_paying, is_single_path, tree_of
 from .known_text import known_segments
 from .recycling import RANK_PROBABILITIES, AdjacencyMatrix, observed
 from .suffix import continuations
@@ -41,8 +41,8 @@ class AutoDrafter:
             automaton = self.automata[line]
             last = context.tokens(line, context.length(line) - 1)[0]
             root = Candidate(1.0, last, automaton.match, automaton.match_length)
-            drafts.append(grow_worthwhile(root, partial(self._children, automaton), budget, depth, ends, single_path))
-        return tree_of(drafts, context.device)
+            drafts.append(grow_paying(root, partial(self._children, automaton), budget, depth, ends, single_path))
+        return tree_of(drafts, budget, context.device)
 
     def commit(self, context: DraftContext, accepted: Accepted) -> None:
         """Indexes the kept tokens and takes in the target's candidates."""

@@ -59,10 +59,10 @@ class Draft(NamedTuple):
     value: float
 
 
-def grow_worthwhile(
+def grow_paying(
     root: Candidate, children: Children, budget: Budget, depth: int, end_tokens: set[int], single_path: bool
 ) -> Draft:
-    """A row's draft, or an empty one if it is not expected to bring what it costs.
+    """A row's draft of the nodes that pay for themselves.
 
     Args:
         root: The row's last token.
@@ -72,13 +72,14 @@ def grow_worthwhile(
         end_tokens: Tokens after which nothing is drafted.
         single_path: Follow the most probable child only.
     """
-    draft = grow(root, children, budget.nodes, depth, end_tokens, single_path, max(LEAST_VALUE, budget.node_cost))
-    pays = draft.value > budget.entry_cost + budget.node_cost * len(draft.tokens)
-    return draft if pays else Draft([], [], 0.0)
+    return grow(root, children, budget.nodes, depth, end_tokens, single_path, max(LEAST_VALUE, budget.node_cost))
 
 
-def tree_of(drafts: Sequence[Draft], device: torch.device) -> DraftTree:
-    """The drafts of all rows as one tree."""
+def tree_of(drafts: Sequence[Draft], budget: Budget, device: torch.device) -> DraftTree:
+    """The drafts of all rows as one tree, or an empty one if together they are not expected to bring what they cost."""
+    widest = max(len(draft.tokens) for draft in drafts)
+    if sum(draft.value for draft in drafts) <= len(drafts) * (budget.entry_cost + budget.node_cost * widest):
+        return DraftTree.empty(len(drafts), device)
     tree = DraftTree.from_rows([(draft.tokens, draft.parents) for draft in drafts], device)
     tree.expected = sum(draft.value for draft in drafts)
     return tree

@@ -7,7 +7,7 @@ from functools import partial
 
 from ..tree import NO_TOKEN, DraftTree
 from .base import Accepted, Budget, DraftContext
-from .best_first import Candidate, grow_worthwhile, is_single_path, tree_of
+from .best_first import Candidate, grow_paying, is_single_path, tree_of
 from .known_text import known_segments
 from .suffix_automaton import ROOT, SuffixAutomaton, index_of
 
@@ -39,8 +39,8 @@ class SuffixDrafter:
         drafts = []
         for automaton, depth in zip(self.automata, budget.depths, strict=True):
             root = Candidate(1.0, NO_TOKEN, automaton.match, automaton.match_length)
-            drafts.append(grow_worthwhile(root, partial(copies, automaton), budget, depth, ends, single_path))
-        return tree_of(drafts, context.device)
+            drafts.append(grow_paying(root, partial(copies, automaton), budget, depth, ends, single_path))
+        return tree_of(drafts, budget, context.device)
 
     def commit(self, context: DraftContext, accepted: Accepted) -> None:
         """Indexes the kept tokens."""
