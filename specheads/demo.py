@@ -7,6 +7,7 @@ batch of four. The speculative text is shown with the accepted draft tokens mark
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -149,8 +150,9 @@ class Demo:
         return encode(self.tokenizer, prompts)
 
 
-def main() -> int:
-    """Runs the demonstration. Returns the exit status."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the demonstration, which has no options but `--help`. Returns the exit status."""
+    ArgumentParser(prog="specheads.demo", description=__doc__).parse_args(arguments)
     if find_spec("rich") is None:
         print('The demonstration prints with rich: run `pip install "specheads[demo]"`.', file=sys.stderr)
         return 1

