@@ -41,15 +41,15 @@ class PassCost:
     """
 
     def __init__(self, device: torch.device, is_packed: bool):
-        on_cpu = (0.0, 0.04) if is_packed else (0.45, 0.02)
-        self.first, self.per_token = on_cpu if device.type == "cpu" else (0.02, 0.004)
+        on_cpu = (0.7, 0.08) if is_packed else (1.2, 0.07)
+        self.base, self.per_token = on_cpu if device.type == "cpu" else (1.02, 0.004)
         self.scale, self.slope = 1.0, 0.0
         # Weighted sums over passes of x = n / f(n), y = seconds / f(n), and of their products.
         self.weight = self.x = self.y = self.xx = self.xy = 0.0
 
     def assumed(self, tokens: int) -> float:
         """The cost before anything is measured, in passes over one token."""
-        return 1.0 if tokens == 1 else 1.0 + self.first + self.per_token * tokens
+        return 1.0 if tokens == 1 else max(1.0, self.base + self.per_token * tokens)
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Takes in how long a pass took."""
