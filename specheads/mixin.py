@@ -91,6 +91,9 @@ class SpeculativeGenerationMixin(GenerationMixin):
             _PLAN.reset(token)
 
     def _make_plan(self, speculative: Any, assistant_model: Any, kwargs: dict[str, Any]) -> Plan:
+        stray = [name for name in kwargs if name in SpeculativeConfig.__dataclass_fields__]
+        if stray:
+            raise ValueError(f"{', '.join(stray)}: settings of speculation go into `speculative={{...}}`, not beside it.")
         attached = self.__dict__.get("_speculation") or Attachment(SpeculativeConfig(), None)
         config = SpeculativeConfig.from_value(speculative, attached.config)
         family_of(self)

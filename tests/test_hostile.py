@@ -208,6 +208,7 @@ def test_t5_with_the_encoders_outputs_given() -> None:
         ({"speculative": {"draft_tokens": 2.0}}, ValueError, "draft_tokens"),
         ({"speculative": {"draft_tokens": True}}, ValueError, "draft_tokens"),
         ({"speculative": "yes"}, TypeError, "speculative"),
+        ({"draft_tokens": 3}, ValueError, "draft_tokens: settings of speculation go into"),
         ({"inputs_embeds": torch.zeros(1, 3, 32, dtype=torch.double)}, ValueError, "inputs_embeds"),
     ],
 )
