@@ -1,9 +1,9 @@
-"""SlotCache: keys and values of the target, one slot per position, rows of different lengths.
+"""SlotCache: keys and values of the target, one slot per column of the text, rows of different lengths.
 
-A stock model writes into it through `update` and reads back what it may attend to. Rows start at slot 0, padding dropped, so
-a row's slot is its position. A round writes its nodes into the slots after each row's length; what is rejected is forgotten
+A stock model writes into it through `update` and reads back what it may attend to. Slots are the columns that plain decoding
+would fill, padding included. A round writes its nodes into the slots after each row's length; what is rejected is forgotten
 by not counting it, a path through a tree is kept by moving its slots together. Nothing is copied that grows with the
-sequence.
+sequence. Rows that have finished stay behind those that go on, so that all can be given back at the end.
 
 Shapes: B rows, H key-value heads, S slots, D head dimension, n tokens of a pass.
 """
@@ -58,12 +58,16 @@ class SlotLayer(CacheLayerMixin):
         values: `[B, H, S, D']` buffer.
         layout: Where the rows stand.
         window: The sliding window in tokens, `None` for full attention.
+
+    Attributes:
+        buffers: Keys and values of all rows; `keys` and `values` show the lines that go on.
     """
 
     is_compileable = False
 
     def __init__(self, keys: Tensor, values: Tensor, layout: Layout, window: int | None):
         super().__init__()
+        self.buffers = (keys, values)
         self.keys, self.values = keys, values
         self.layout = layout
         self.window = window
@@ -105,14 +109,19 @@ class SlotLayer(CacheLayerMixin):
 
     def grow(self, slots: int) -> None:
         """Makes room for at least `slots` slots."""
-        self.keys, self.values = _grown(self.keys, slots), _grown(self.values, slots)
+        count = self.keys.shape[0]
+        self.buffers = (_grown(self.buffers[0], slots), _grown(self.buffers[1], slots))
+        self.show(count)
 
-    def keep_rows(self, moves: Sequence[tuple[int, int]], count: int) -> None:
-        """Moves rows `(from, to)` and drops those from `count` on."""
-        for buffer in (self.keys, self.values):
-            for old, new in moves:
-                buffer[new] = buffer[old]
-        self.keys, self.values = self.keys[:count], self.values[:count]
+    def show(self, count: int) -> None:
+        """Shows the first `count` lines to the model."""
+        self.keys, self.values = (buffer[:count] for buffer in self.buffers)
+
+    def swap_lines(self, swaps: Sequence[tuple[int, int]]) -> None:
+        """Exchanges pairs of lines."""
+        for buffer in self.buffers:
+            for one, other in swaps:
+                buffer[[one, other]] = buffer[[other, one]]
 
     def gather_slots(self, sources: Tensor, targets: Tensor) -> None:
         """Moves slots `sources` `[B, D]` of each row to `targets` `[B, D]`."""
@@ -126,38 +135,59 @@ class SlotCache(Cache):
     """Keys and values of all layers.
 
     Args:
-        layers: One `SlotLayer` per attention layer, of one `layout`.
+        layers: One `SlotLayer` per attention layer, of one `layout`; a layer that the model does not use as it is.
         layout: Where the rows stand.
     """
 
-    def __init__(self, layers: list[SlotLayer], layout: Layout):
+    def __init__(self, layers: list[Any], layout: Layout):
         super().__init__(layers=list(layers))
-        self.slot_layers = layers
+        self.slot_layers = [layer for layer in layers if isinstance(layer, SlotLayer)]
         self.layout = layout
+        self.order = list(range(len(layout.lengths)))  # the batch row of each line of the buffers
+        self.left = [0] * len(layout.lengths)  # the length with which each batch row left
 
     @classmethod
-    def adopt(cls, cache: Cache, mask: Tensor | None, tokens: int) -> SlotCache:
-        """Takes over what a stock cache holds after the prompt, dropping padding. The stock cache is emptied.
+    def adopt(cls, cache: Cache, tokens: int) -> SlotCache:
+        """Takes over what a stock cache holds after the prompt. The stock cache is emptied.
 
         Args:
             cache: A `DynamicCache`, filled.
-            mask: `[B, P]` 1 for the prompt's tokens, 0 for padding; `None` if there is no padding.
             tokens: How many more slots a row may need.
         """
         prompt = cache.get_seq_length()
-        batch_size = cache.layers[0].keys.shape[0]
-        lengths = [prompt] * batch_size if mask is None else mask.sum(dim=1).tolist()
-        layout = Layout(lengths, cache.layers[0].keys.device)
-        capacity = max(lengths) + min(tokens, FIRST_CAPACITY)
-        places = None if mask is None or min(lengths) == prompt else [row.nonzero().flatten() for row in mask]
-        layers = []
+        used = next(layer.keys for layer in cache.layers if layer.keys is not None)
+        layout = Layout([prompt] * len(used), used.device)
+        capacity = prompt + min(tokens, FIRST_CAPACITY)
+        layers: list[Any] = []
         for layer in cache.layers:
+            if layer.keys is None:
+                layers.append(layer)
+                continue
             window = layer.sliding_window if getattr(layer, "is_sliding", False) else None
-            keys = _adopted(layer.keys, places, prompt, capacity)
-            values = _adopted(layer.values, places, prompt, capacity)
+            keys, values = (_adopted(states, prompt, capacity) for states in (layer.keys, layer.values))
             layer.keys = layer.values = None
             layers.append(SlotLayer(keys, values, layout, window))
         return cls(layers, layout)
+
+    def give_back(self, cache: Cache, length: int) -> None:
+        """Fills the stock cache that was taken over.
+
+        Args:
+            cache: The cache.
+            length: How many tokens it is to hold; no row has fewer.
+        """
+        lines = None
+        if self.order != sorted(self.order):
+            lines = [self.order.index(row) for row in range(len(self.order))]
+        for own, layer in zip(self.layers, cache.layers, strict=True):
+            if not isinstance(own, SlotLayer):
+                continue
+            start = 0 if own.window is None else max(0, length - own.window + 1)
+            held = [buffer[:, :, start:length] for buffer in own.buffers]
+            # Copies: a stock layer is not to hold the room that was taken beyond its end.
+            layer.keys, layer.values = (part.clone() if lines is None else part[lines] for part in held)
+            if own.window is not None:
+                layer.cumulative_length = length
 
     def open(self, written: int, size: int) -> None:
         """Prepares a pass of `size` tokens, after `written` tokens of the same round."""
@@ -189,26 +219,38 @@ class SlotCache(Cache):
         self.layout.set_lengths(list(lengths))
 
     def keep_rows(self, kept: Sequence[int]) -> None:
-        """Keeps some rows, in the order given: `kept[i]` becomes row i. Only rows that change place are copied."""
-        moves = [(old, new) for new, old in enumerate(kept) if old != new]
+        """Goes on with some lines: `kept[i]` becomes line i. Only lines that change place are moved.
+
+        Args:
+            kept: The lines, such that each stays or takes the place of one that does not go on.
+        """
+        self._note_lengths()
+        swaps = [(old, new) for new, old in enumerate(kept) if old != new]
+        for old, new in swaps:
+            self.order[old], self.order[new] = self.order[new], self.order[old]
         for layer in self.slot_layers:
-            layer.keep_rows(moves, len(kept))
-        self.layout.set_lengths([self.layout.lengths[row] for row in kept])
+            layer.swap_lines(swaps)
+            layer.show(len(kept))
+        self.layout.set_lengths([self.layout.lengths[line] for line in kept])
+
+    def reopen(self) -> None:
+        """Brings back all lines, those of finished rows too, with what each has committed."""
+        self._note_lengths()
+        for layer in self.slot_layers:
+            layer.show(len(self.order))
+        self.layout.set_lengths([self.left[row] for row in self.order])
+
+    def _note_lengths(self) -> None:
+        for line, length in enumerate(self.layout.lengths):
+            self.left[self.order[line]] = length
 
 
-def _adopted(states: Tensor, places: list[Tensor] | None, prompt: int, capacity: int) -> Tensor:
+def _adopted(states: Tensor, prompt: int, capacity: int) -> Tensor:
     """A buffer `[B, H, capacity, D]` with the states `[B, H, T, D]` of the prompt's last T columns in their slots."""
     batch_size, heads, held, width = states.shape
     # Zeros, not whatever the memory held: a slot that no row has written may be read under the mask, where 0 * NaN is NaN.
     buffer = states.new_zeros(batch_size, heads, capacity, width)
-    skipped = prompt - held  # a sliding layer holds the end of the prompt only
-    if places is None:
-        buffer[:, :, skipped:prompt] = states
-        return buffer
-    for row, columns in enumerate(places):
-        inside = columns >= skipped
-        slots = inside.nonzero().flatten()
-        buffer[row, :, slots] = states[row, :, columns[inside] - skipped]
+    buffer[:, :, prompt - held : prompt] = states  # a sliding layer holds the end of the prompt only
     return buffer
 
 

@@ -8,10 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers.generation import utils as generation
 from transformers.generation.configuration_utils import GenerationMode
+from transformers.utils import ModelOutput
 
 # 5.24 renamed the argument that carries the cache.
 CACHE = "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
+
+CACHE_NAMES = ("cache", "past_key_values")
+# Inputs that the pass over the prompt takes, and those after it do without.
+PROMPT_INPUTS = frozenset(getattr(generation, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()))
 
 SAMPLE_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
@@ -32,6 +38,23 @@ def new_cache(model: PreTrainedModel) -> Cache:
     if model.config.is_encoder_decoder:
         return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
     return DynamicCache(config=config)
+
+
+def columns(cache: Cache, ids: Tensor) -> int:
+    """How many columns a cache holds after the pass over a prompt `[B, P]`; one with nothing but states does not count them."""
+    is_linear = cache.is_linear
+    return ids.shape[1] if isinstance(is_linear, list) and is_linear and all(is_linear) else cache.get_seq_length()
+
+
+def next_position(model: PreTrainedModel, ids: Tensor, cache: Cache, model_kwargs: dict[str, Any], name: str) -> Tensor | None:
+    """The position `[..., B, 1]` that a model's own preparation gives to the first token after the prompt, if it gives one."""
+    if model_kwargs.get(name) is None:
+        return None
+    given = model._update_model_kwargs_for_generation(
+        ModelOutput({CACHE: cache}), dict(model_kwargs), is_encoder_decoder=model.config.is_encoder_decoder
+    )
+    longer = torch.cat([ids, ids.new_zeros(len(ids), 1)], dim=1)
+    return model.prepare_inputs_for_generation(longer, next_sequence_length=1, **given).get(name)
 
 
 def is_plain_cache(cache: Any) -> bool:

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .drafters.base import Accepted, DraftContext, Drafter, check_draft, is_own
+from .drafters.base import Accepted, DraftContext, Drafter, check_draft, is_own, with_padded_rows
 from .drafters.growth import within_depths
+from .outputs import StepOutputs
 from .pacing import Pacer
 from .processors import RoundLaws
 from .sequences import Sequences
 from .stats import SpeculationStats
-from .target import ModelRunner
+from .target import ModelRunner, Pass
 from .tree import DraftTree
 from .verify import Verdict, match, settle
 
@@ -34,37 +35,40 @@ class Call:
 
     Args:
         target: The model after its pass over the prompt.
-        logits: `[B, 1, V]` what that pass gave for the first token.
+        prompt: What that pass gave for the first token.
         drafter: What drafts.
         context: What the drafter is told; its rows are the lines of every tensor here.
         pacer: How much is drafted.
         verification: `"match"`, `"token"`, `"block"`, `"traversal"`, or `"auto"`.
-        in_step: Whether unfinished rows must keep one length.
+        in_step: Whether rows must keep one length, ended ones too.
         stats: Filled on the way.
+        outputs: Collects what is returned of every step.
     """
 
     target: ModelRunner
-    logits: Tensor
+    prompt: Pass
     drafter: Drafter
     context: DraftContext
     pacer: Pacer
     verification: str
     in_step: bool
     stats: SpeculationStats
+    outputs: StepOutputs
 
 
 def run(call: Call) -> Tensor:
     """Generates. Returns the ids `[B, L]`, prompt included."""
-    tree, logits = DraftTree.empty(len(call.context.rows), call.context.device), call.logits
+    tree, given = DraftTree.empty(len(call.context.rows), call.context.device), call.prompt
     begin(call)
     while True:
-        verdict = verify(call, tree, logits)
-        accepted = keep(call, tree, logits, verdict)
+        laws = RoundLaws(given.logits, list(call.context.rows), call.context.processors, call.outputs.scores)
+        verdict = verify(call, tree, laws)
+        accepted = keep(call, tree, given, laws, verdict)
         learn(call, accepted)
         if not call.context.rows:
             return call.context.sequences.result()
         tree = draft(call)
-        logits = forward(call, tree)
+        given = forward(call, tree)
 
 
 def timed(part: str) -> Callable[[Function], Function]:
@@ -94,26 +98,27 @@ def begin(call: Call) -> None:
 def draft(call: Call) -> DraftTree:
     """What the drafter proposes within what pays."""
     context, budget = call.context, call.pacer.budget(call.context)
+    if call.target.must_rest:
+        return DraftTree.empty(len(context.rows), context.device)
     tree = call.drafter.propose(context, budget)
     if not is_own(call.drafter):
         check_draft(tree, context)
         tree = within_depths(tree, budget.depths)
-    return tree
+    return with_padded_rows(tree, context)
 
 
 @timed("verify")
-def forward(call: Call, tree: DraftTree) -> Tensor:
-    """The target's logits `[B, N + 1, V]` at each row's last token and at the nodes below it."""
+def forward(call: Call, tree: DraftTree) -> Pass:
+    """The target's pass over each row's last token and the nodes below it."""
     last = [call.context.sequences.continuations[row][-1] for row in call.context.rows]
     root = torch.tensor(last, device=tree.tokens.device)[:, None]
     return call.target.extend(torch.cat([root, tree.tokens.clamp(min=0)], dim=1), tree.depths, tree.visible)
 
 
 @timed("verify")
-def verify(call: Call, tree: DraftTree, logits: Tensor) -> Verdict:
+def verify(call: Call, tree: DraftTree, laws: RoundLaws) -> Verdict:
     """Decides what of a draft holds, in the way that the settings and the draft call for."""
-    context, rows = call.context, list(call.context.rows)
-    laws = RoundLaws(logits, rows, context.processors)
+    context, rows = call.context, laws.rows
     positions = [context.sequences.generated(row) for row in rows]
     mode = call.verification
     if mode == "auto":
@@ -130,25 +135,49 @@ def appends_in_verify(call: Call) -> bool:
 
 
 def append_level(sequences: Sequences, rows: Sequence[int], tokens: Sequence[int]) -> bool:
-    """Adds one token to each row; says whether all of them go on."""
+    """Adds one token to each row; says whether any of them goes on."""
     sequences.append(rows, [[token] for token in tokens], in_step=True)
-    return not any(sequences.finished[row] for row in rows)
+    return not all(sequences.finished[row] for row in rows)
 
 
-def keep(call: Call, tree: DraftTree, logits: Tensor, verdict: Verdict) -> Accepted:
+def keep(call: Call, tree: DraftTree, given: Pass, laws: RoundLaws, verdict: Verdict) -> Accepted:
     """Appends what a round emitted, up to where each row stops, and keeps the target's cache in line with it."""
     rows, target = call.context.rows, call.target
     emitted = verdict.emitted
     kept = emitted if appends_in_verify(call) else call.context.sequences.append(rows, emitted, call.in_step)
-    paths = [path[: len(tokens)] for path, tokens in zip(verdict.paths, kept, strict=True)]
-    sizes, depths = tree.shape_per_line()
-    call.stats.record_round(rows, sizes, depths, paths, kept)
-    accepted = [len(path) for path in verdict.paths]
-    call.pacer.observe(depths, accepted, tree.expected, target.written * len(rows), call.stats.seconds["verify"])
+    accepted = Accepted(
+        tree, [path[: len(tokens)] for path, tokens in zip(verdict.paths, kept, strict=True)], kept, given.logits
+    )
+    account(call, laws, verdict, accepted)
+    collect(call, given, laws, accepted)
     # A row's last token is not kept in the cache: it is the root of the next draft. The prompt's pass wrote for good.
-    slots = [[0, *path[: len(tokens) - 1]] for path, tokens in zip(paths, kept, strict=True)]
+    slots = [[0, *path[: len(tokens) - 1]] for path, tokens in zip(accepted.paths, kept, strict=True)]
     target.commit(slots if target.written else [[] for _ in rows])
-    return Accepted(tree, paths, kept, logits)
+    return accepted
+
+
+def account(call: Call, laws: RoundLaws, verdict: Verdict, accepted: Accepted) -> None:
+    """Tells the statistics and the pacing about a round; rows that only get padding do not count."""
+    sizes, depths = accepted.tree.shape_per_line()
+    lines = [line for line in range(len(laws.rows)) if line not in laws.padded]
+    passed = call.target.written * len(laws.rows)
+
+    def of(values: Sequence[Any]) -> list[Any]:
+        return [values[line] for line in lines]
+
+    call.stats.record_round(of(laws.rows), of(sizes), of(depths), of(accepted.paths), of(accepted.tokens))
+    lengths = [len(path) for path in of(verdict.paths)]
+    call.pacer.observe(of(depths), lengths, accepted.tree.expected, passed, call.stats.seconds["verify"])
+
+
+def collect(call: Call, given: Pass, laws: RoundLaws, accepted: Accepted) -> None:
+    """Takes what the round gave of the steps that are to be returned."""
+    if not call.outputs.are_wanted:
+        return
+    for line, row in enumerate(laws.rows):
+        nodes = [0, *accepted.paths[line]][: len(accepted.tokens[line])]
+        scores = laws.scores_at(line, nodes) if call.outputs.scores else None
+        call.outputs.record(row, line, nodes, scores, given, call.target)
 
 
 @timed("draft")
@@ -156,7 +185,8 @@ def learn(call: Call, accepted: Accepted) -> None:
     """Shows the drafter what was kept, and takes finished rows out of the batch."""
     rows, finished = call.context.rows, call.context.sequences.finished
     call.drafter.commit(call.context, accepted)
-    going = compacted([not finished[row] for row in rows])
+    ended = all(finished[row] for row in rows)
+    going = [] if ended else list(range(len(rows))) if call.in_step else compacted([not finished[row] for row in rows])
     if len(going) == len(rows):
         return
     rows[:] = [rows[line] for line in going]

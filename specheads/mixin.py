@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from . import packing
+from . import compat, packing
+from .closing import lent_cache, returned_fields
 from .config import SpeculativeConfig
 from .drafters import Drafter, load_drafter
 from .loop import run
-from .preparation import Request, check_mode, prepare
+from .preparation import Request, check_cache, check_mode, prepare
 from .stats import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from .target import family_of
 
@@ -63,8 +64,9 @@ class SpeculativeGenerationMixin(GenerationMixin):
 
         Args:
             *args: As for `GenerationMixin.generate`.
-            speculative: `True`, a `SpeculativeConfig` or a dict of its fields to speculate; `False` or `None` for the model's
-                own `generate`.
+            speculative: `True`, a `SpeculativeConfig` or a dict of its fields to speculate; `False` for the model's own
+                `generate`. `None` does what the generation config says: the call's or the model's may have an entry
+                `speculative`, `True` or a dict, which is saved with it.
             assistant_model: A draft model for this call.
             **kwargs: As for `GenerationMixin.generate`.
 
@@ -75,8 +77,14 @@ class SpeculativeGenerationMixin(GenerationMixin):
         Raises:
             ValueError: if the call cannot be exact or is not supported; the message says why.
         """
+        if speculative is None:
+            speculative = self._configured_speculation(*args, **kwargs)
         if speculative is None or speculative is False:
-            return self._generate_under(None, *args, assistant_model=assistant_model, **kwargs)
+            if assistant_model is not None:
+                kwargs["assistant_model"] = assistant_model
+            return self._generate_under(None, *args, **kwargs)
+        for name in compat.CACHE_NAMES:
+            check_cache(kwargs.get(name))
         plan = self._make_plan(speculative, assistant_model, kwargs)
         result = self._generate_under(plan, *args, **kwargs)
         if not plan.was_carried_out:
@@ -89,6 +97,10 @@ class SpeculativeGenerationMixin(GenerationMixin):
             return super().generate(*args, **kwargs)
         finally:
             _PLAN.reset(token)
+
+    def _configured_speculation(self, inputs: Any = None, generation_config: Any = None, *_: Any, **__: Any) -> Any:
+        own = getattr(generation_config, "speculative", None)
+        return getattr(self.generation_config, "speculative", None) if own is None else own
 
     def _make_plan(self, speculative: Any, assistant_model: Any, kwargs: dict[str, Any]) -> Plan:
         stray = [name for name in kwargs if name in SpeculativeConfig.__dataclass_fields__]
@@ -142,14 +154,18 @@ class SpeculativeGenerationMixin(GenerationMixin):
             input_ids, logits_processor, stopping_criteria, generation_config, streamer, inputs_tensor, model_kwargs
         )
         call = prepare(self, plan.config, plan.drafter, request)
-        ids = run(call).to(input_ids.device)
+        with lent_cache(call, request):
+            ids = run(call).to(input_ids.device)
+            fields = returned_fields(call, request)
         call.stats.close(time.perf_counter() - start)
         if streamer is not None:
             streamer.end()
         if not generation_config.return_dict_in_generate:
             return ids
-        output = SpeculativeEncoderDecoderOutput if self.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
-        return output(sequences=ids, speculation=call.stats)
+        output_class = SpeculativeEncoderDecoderOutput if self.config.is_encoder_decoder else SpeculativeDecoderOnlyOutput
+        output = output_class(sequences=ids, **fields)
+        output.speculation = call.stats
+        return output
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class that `enable` made has no importable name: pickles name the model's own class and enable it again.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,16 +15,37 @@ from . import compat
 from .config import SpeculativeConfig
 from .drafters import DraftContext, Drafter
 from .loop import Call
+from .outputs import StepOutputs
 from .pacing import Pacer, PassCost
 from .packing import is_packed
 from .processors import ScoreProcessors, is_stateless
 from .randomness import Noise, noise_for
 from .sequences import Sequences
 from .stats import SpeculationStats
-from .target import ModelRunner, family_of, position_limit
+from .target import Family, ModelRunner, Pass, Prompt, family_of, make_runner, position_limit
 
-KNOWN_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "encoder_outputs", compat.CACHE}
-UNSUPPORTED_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# What later passes need, or do without, of what `generate` hands to the model.
+KNOWN_INPUTS = {
+    "attention_mask",
+    "position_ids",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "decoder_attention_mask",
+    "decoder_position_ids",
+    "encoder_outputs",
+    "inputs_embeds",
+    "logits_to_keep",
+    "output_attentions",
+    "output_hidden_states",
+    "use_cache",
+    compat.CACHE,
+}
+# What the pass over the prompt takes, and those after it do without.
+PROMPT_INPUTS = compat.PROMPT_INPUTS.union({"image_grid_thw", "video_grid_thw", "second_per_grid_ts"})
+ENCODER_INPUTS = ("encoder_outputs", "attention_mask")
+OUTPUT_SWITCHES = ("output_attentions", "output_hidden_states")
+# Tokens that stand for what is no text, by the names that configurations give them.
+PLACEHOLDERS = tuple(f"{kind}_token_{name}" for kind in ("image", "video", "audio") for name in ("id", "index"))
 
 
 @dataclass
@@ -60,38 +83,54 @@ def prepare(model: PreTrainedModel, config: SpeculativeConfig, drafter: Drafter,
     Raises:
         ValueError: if an argument is not supported or contradicts another.
     """
-    _check_inputs(request.model_kwargs)
-    mask = None if model.config.is_encoder_decoder else _left_padding(request.model_kwargs.get("attention_mask"))
+    check_inputs(request.model_kwargs)
     noise = noise_for(config, len(request.input_ids)) if request.generation_config.do_sample else None
     verification = _verification(config, request.logits_processor, noise is not None)
-    logits, cache = _run_prompt(model, request)
-    sequences = _sequences(request, logits.device)
+    given, cache = _run_prompt(model, request)
+    prompt = _prompt(model, request, cache, given)
+    sequences = _sequences(request, given.logits.device)
     weighs = noise is not None and verification != "match"
-    context = _context(model, config, request, sequences, noise, mask, logits, weighs)
+    context = _context(model, config, request, prompt, sequences, noise, given.logits, weighs)
     most = min(config.draft_tokens, sequences.remaining(0) - 1)
     # A clock would make it a matter of chance which random numbers are drawn.
     uses_clock = noise is None or config.sampling_noise == "keyed"
-    cost = PassCost(logits.device, is_packed(model))
+    cost = PassCost(given.logits.device, is_packed(model))
     return Call(
-        target=_runner(model, config, request, cache, mask, sequences.remaining(0)),
-        logits=logits,
+        target=_runner(model, config, request, cache, prompt, sequences.remaining(0)),
+        prompt=given,
         drafter=drafter,
         context=context,
         pacer=Pacer(config, cost, drafter.step_cost, drafter.weighs_nodes, uses_clock, most),
         verification=verification,
-        in_step=not context.takes_trees or sequences.has_unknown_criteria or context.processors.is_sequential,
+        in_step=_goes_in_step(context, drafter, family_of(model)),
         stats=SpeculationStats.for_batch(sequences.batch_size, config.per_step),
+        outputs=StepOutputs(request.generation_config, sequences.batch_size, given),
     )
 
 
-def _run_prompt(model: PreTrainedModel, request: Request) -> tuple[Tensor, Cache]:
-    """The stock pass over the prompt: the logits `[B, 1, V]` of the first token, and the cache."""
+def _goes_in_step(context: DraftContext, drafter: Drafter, family: Family) -> bool:
+    if not family.takes_trees or context.processors.is_sequential or context.sequences.needs_step:
+        return True
+    return getattr(drafter, "needs_step", False)
+
+
+def _run_prompt(model: PreTrainedModel, request: Request) -> tuple[Pass, Cache]:
+    """The stock pass over the prompt: what it gave, of the logits `[B, 1, V]` those of the first token, and the cache."""
     if request.model_kwargs.get(compat.CACHE) is None:
         request.model_kwargs[compat.CACHE] = compat.new_cache(model)
         request.model_kwargs["use_cache"] = True
     outputs = compat.prefill(model, request.input_ids, request.generation_config, request.model_kwargs)
+    given = Pass.of(outputs)
     # A copy, so that the logits of the whole prompt do not stay.
-    return outputs.logits[:, -1:].clone(), compat.cache_of(outputs)
+    return replace(given, logits=given.logits[:, -1:].clone()), compat.cache_of(outputs)
+
+
+def _prompt(model: PreTrainedModel, request: Request, cache: Cache, given: Pass) -> Prompt:
+    prefix = "decoder_" if model.config.is_encoder_decoder else ""
+    mask = request.model_kwargs.get(f"{prefix}attention_mask")
+    following = compat.next_position(model, request.input_ids, cache, request.model_kwargs, f"{prefix}position_ids")
+    columns = compat.columns(cache, request.input_ids)
+    return Prompt.of(columns, len(request.input_ids), mask, following, given.logits.device)
 
 
 def _sequences(request: Request, device: torch.device) -> Sequences:
@@ -105,37 +144,42 @@ def _context(
     model: PreTrainedModel,
     config: SpeculativeConfig,
     request: Request,
+    prompt: Prompt,
     sequences: Sequences,
     noise: Noise | None,
-    mask: Tensor | None,
     logits: Tensor,
     weighs_proposals: bool,
 ) -> DraftContext:
-    encoder_ids, encoder_mask = _encoder_inputs(model, request)
+    encoder_inputs = _encoder_inputs(model, request)
+    reads_ids = encoder_inputs is not None and not encoder_inputs.is_floating_point()
+    processors = ScoreProcessors(request.logits_processor, sequences)
+    limit = position_limit(model)
     return DraftContext(
         rows=list(range(sequences.batch_size)),
         sequences=sequences,
-        prompts=_unpadded(request.input_ids, mask),
-        encoder_ids=encoder_ids,
-        encoder_mask=encoder_mask,
-        processors=ScoreProcessors(request.logits_processor, sequences),
+        prompts=_readable(request.input_ids, prompt.hidden, _placeholders(model), logits.shape[-1]),
+        encoder_ids=encoder_inputs if reads_ids else None,
+        encoder_mask=None if encoder_inputs is None else request.model_kwargs.get("attention_mask"),
+        processors=processors,
         noise=noise,
         config=config,
         vocab_size=logits.shape[-1],
         device=logits.device,
         takes_trees=family_of(model).takes_trees,
-        position_limit=position_limit(model),
+        positions_left=None if limit is None else [limit - first for first in prompt.next_position.flatten().tolist()],
         weighs_proposals=weighs_proposals,
+        encoder_inputs=encoder_inputs,
     )
 
 
 def _runner(
-    model: PreTrainedModel, config: SpeculativeConfig, request: Request, cache: Cache, mask: Tensor | None, tokens: int
+    model: PreTrainedModel, config: SpeculativeConfig, request: Request, cache: Cache, prompt: Prompt, tokens: int
 ) -> ModelRunner:
     room = tokens + max(config.draft_tokens, config.tree_nodes or 0) + 1
-    names = ("encoder_outputs", "attention_mask") if model.config.is_encoder_decoder else ()
+    names = (*OUTPUT_SWITCHES, *(ENCODER_INPUTS if model.config.is_encoder_decoder else ()))
     given = request.model_kwargs
-    return ModelRunner(model, cache, mask, room, {name: given[name] for name in names if given.get(name) is not None})
+    inputs = {name: given[name] for name in names if given.get(name) is not None}
+    return make_runner(model, cache, prompt, family_of(model), room, inputs)
 
 
 def check_mode(mode: Any, generation_config: Any, synced_gpus: bool | None) -> None:
@@ -164,58 +208,37 @@ def check_mode(mode: Any, generation_config: Any, synced_gpus: bool | None) -> N
             f"`speculative` keeps a cache of its own and does not take `cache_implementation="
             f"{generation_config.cache_implementation!r}`; drop it, or `speculative`."
         )
-    wanted = [name for name in UNSUPPORTED_OUTPUTS if getattr(generation_config, name, None)]
-    if generation_config.return_dict_in_generate and wanted:
-        raise ValueError(f"`speculative` does not support {', '.join(wanted)} yet; drop them or `speculative`.")
 
 
-def _check_inputs(model_kwargs: dict[str, Any]) -> None:
-    unknown = [name for name, value in model_kwargs.items() if name not in KNOWN_INPUTS and value is not None]
+def check_inputs(model_kwargs: Mapping[str, Any]) -> None:
+    """Refuses inputs that the loop cannot hand on.
+
+    Args:
+        model_kwargs: What the model is to get, by name.
+
+    Raises:
+        ValueError: naming the input.
+    """
+    known = KNOWN_INPUTS.union(PROMPT_INPUTS)
+    unknown = [name for name, value in model_kwargs.items() if name not in known and value is not None]
     if unknown:
         raise ValueError(
             f"`speculative` does not support the argument(s) {', '.join(unknown)} yet; drop them or `speculative`."
         )
-    cache = model_kwargs.get(compat.CACHE)
-    if cache is not None and (getattr(cache, "_is_user_defined", False) or not compat.is_plain_cache(cache)):
-        raise ValueError(
-            f"`speculative` keeps a cache of its own and does not take `{compat.CACHE}` yet; drop it, or `speculative`."
-        )
-    _check_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
+    check_cache(model_kwargs.get(compat.CACHE))
 
 
-def _left_padding(mask: Tensor | None) -> Tensor | None:
-    """The prompt's mask in whole numbers.
+def check_cache(cache: Any) -> None:
+    """Refuses a cache that a round cannot be built on.
 
     Raises:
-        ValueError: if it does anything but hide the beginnings of rows.
+        ValueError: naming its class.
     """
-    if mask is None:
-        return None
-    whole = mask.long()
-    if (
-        bool((whole != mask).any())
-        or bool((whole[:, -1] != 1).any())
-        or bool((whole.diff(dim=1) < 0).any())
-        or bool((whole < 0).any())
-    ):
+    if cache is not None and not compat.is_plain_cache(cache):
         raise ValueError(
-            "`speculative` needs an `attention_mask` of zeros for the padding at the left of a row and ones for its tokens; "
-            "set `padding_side='left'` on the tokenizer."
+            f"`speculative` takes as `{compat.CACHE}` a `DynamicCache`, not offloaded (a pair of them for an encoder-decoder), "
+            f"got {type(cache).__name__}; pass one, or drop it or `speculative`."
         )
-    return whole
-
-
-def _check_positions(position_ids: Tensor | None, mask: Tensor | None) -> None:
-    """Positions must count each row's tokens, since that is where drafts are placed."""
-    if position_ids is None:
-        return
-    if mask is None:
-        usual = torch.arange(position_ids.shape[-1], device=position_ids.device).expand_as(position_ids)
-        holds = bool((position_ids == usual).all())
-    else:
-        holds = bool((position_ids == mask.long().cumsum(dim=-1) - 1)[mask.bool()].all())
-    if not holds:
-        raise ValueError("`speculative` needs positions that count a row's tokens; drop `position_ids`, which say otherwise.")
 
 
 def _verification(config: SpeculativeConfig, processors: LogitsProcessorList, samples: bool) -> str:
@@ -233,18 +256,29 @@ def _verification(config: SpeculativeConfig, processors: LogitsProcessorList, sa
     return "match"
 
 
-def _encoder_inputs(model: PreTrainedModel, request: Request) -> tuple[Tensor | None, Tensor | None]:
-    """The encoder's token ids and mask, one line per row, where the encoder read tokens."""
-    ids = request.inputs_tensor
+def _encoder_inputs(model: PreTrainedModel, request: Request) -> Tensor | None:
+    """What the encoder read, one line per row; `None` if that is not known."""
+    given = request.inputs_tensor
     # Negative ids stand in where the encoder's outputs were given.
-    if not model.config.is_encoder_decoder or ids is None or ids.is_floating_point() or bool((ids < 0).any()):
-        return None, None
-    repeats = len(request.input_ids) // len(ids)
-    return ids.repeat_interleave(repeats, dim=0), request.model_kwargs.get("attention_mask")
+    if not model.config.is_encoder_decoder or given is None or (not given.is_floating_point() and bool((given < 0).any())):
+        return None
+    return given.repeat_interleave(len(request.input_ids) // len(given), dim=0)
 
 
-def _unpadded(ids: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """Each row's tokens without padding."""
-    if mask is None:
-        return ids.tolist()
-    return [row[kept.bool().to(row.device)].tolist() for row, kept in zip(ids, mask, strict=True)]
+def _placeholders(model: PreTrainedModel) -> set[int]:
+    """The tokens that stand for images and the like."""
+    return {token for name in PLACEHOLDERS if isinstance(token := getattr(model.config, name, None), int)}
+
+
+def _readable(ids: Tensor, hidden: Tensor | None, placeholders: set[int], vocab_size: int) -> list[list[int]]:
+    """Each row's tokens without padding. A token of the size of the vocabulary, which none is, stands for what is no text."""
+    rows = ids.tolist()
+    if hidden is not None and ids.shape[1]:
+        masks = hidden[:, -ids.shape[1] :].tolist()
+        rows = [[token for token, out in zip(row, mask, strict=True) if not out] for row, mask in zip(rows, masks, strict=True)]
+    rows = [[vocab_size if token in placeholders else token for token in row] for row in rows]
+    readable = []
+    for row in rows:
+        runs = groupby(row, key=lambda token: token == vocab_size)
+        readable.append([token for is_hole, run in runs for token in (list(run)[:1] if is_hole else run)] or [vocab_size])
+    return readable

@@ -8,8 +8,7 @@ path. Three kinds are told apart, by exact type:
 - *prefix*: a function of the row's ids, and at most of settings that belong to the row, which are selected for it;
 - *sequential*: everything else: processors with a state, and those this library cannot know, a function of the user's like
   `prefix_allowed_tokens_fn` among them. They are called as plain `generate` calls them, one step after another with the whole
-  batch, along what is committed only. (A row that has ended shows them zeros for scores: plain `generate` goes on to run the
-  model on its padding.)
+  batch, along what is committed only, ended rows and their padding among it.
 
 Shapes: R lines of a call, V vocabulary, L ids.
 """
@@ -60,6 +59,7 @@ PREFIX = _classes(
     "ExponentialDecayLengthPenalty",
     "SuppressTokensAtBeginLogitsProcessor",
     "WatermarkLogitsProcessor",
+    "WhisperTimeStampLogitsProcessor",
 )
 
 
@@ -150,11 +150,9 @@ class ScoreProcessors:
         return scores
 
     def _whole_batch(self, rows: Sequence[int], drafted: Tensor, scores: Tensor) -> Tensor:
-        everyone = range(self.sequences.batch_size)
-        full = scores.new_zeros(len(everyone), scores.shape[1])
-        full[list(rows)] = scores
-        # The tokens of this round are already among the ids: sequential walks append them level by level.
-        return self.processors(self.sequences.prefixes(everyone, drafted[:0]).contiguous(), full)[list(rows)]
+        # Rows are in step, so these are all of them. The tokens of this round are among the ids already: sequential walks
+        # append them level by level.
+        return self.processors(self.sequences.prefixes(rows, drafted[:0]).contiguous(), scores)
 
 
 class RoundLaws:
@@ -164,23 +162,40 @@ class RoundLaws:
         logits: `[B, N + 1, V]` what the target's pass gave.
         rows: The batch row of each line.
         processors: The call's processors.
+        records: Whether to keep the scores for `scores_at`.
     """
 
-    def __init__(self, logits: Tensor, rows: Sequence[int], processors: ScoreProcessors):
+    def __init__(self, logits: Tensor, rows: Sequence[int], processors: ScoreProcessors, records: bool = False):
         self.logits = logits
         self.rows = rows
         self.processors = processors
         self.needs_prefixes = not processors.is_pointwise
+        self.padded = {line for line, row in enumerate(rows) if processors.sequences.is_padded(row)}
+        self.records = records
+        self.recorded: dict[tuple[int, int], Tensor] = {}
 
     def at(self, lines: Sequence[int], nodes: Tensor, drafted: Tensor) -> Tensor:
         """Scores `[R, V]` of one node per line."""
         # Indices made on the device: to send them from the host would be to wait for it.
         whole = len(lines) == len(self.rows)
         index = torch.arange(len(lines), device=nodes.device) if whole else torch.tensor(lines, device=nodes.device)
-        return self.processors([self.rows[i] for i in lines], drafted, in_full_precision(self.logits[index, nodes]))
+        scores = self.processors([self.rows[i] for i in lines], drafted, in_full_precision(self.logits[index, nodes]))
+        if self.records:
+            self.recorded.update(zip(zip(lines, nodes.tolist(), strict=True), scores.unbind(), strict=True))
+        return self._padded(lines, scores)
 
     def everywhere(self, tree: DraftTree) -> Tensor:
         """Scores `[B, N + 1, V]` of all nodes."""
+        scores = self._everywhere(tree)
+        if self.records:
+            self.recorded = {(line, node): own for line, row in enumerate(scores) for node, own in enumerate(row)}
+        return self._padded(range(len(self.rows)), scores)
+
+    def scores_at(self, line: int, nodes: Sequence[int]) -> Tensor:
+        """The recorded scores `[K, V]` of some nodes of a line that the verification walked through."""
+        return torch.stack([self.recorded[line, node] for node in nodes])
+
+    def _everywhere(self, tree: DraftTree) -> Tensor:
         scores = in_full_precision(self.logits)
         if self.processors.is_empty:
             return scores
@@ -191,6 +206,16 @@ class RoundLaws:
             rows = [self.rows[i] for i in lines]
             processed[lines, nodes] = self.processors(rows, drafted, scores[lines, nodes])
         return processed
+
+    def _padded(self, lines: Sequence[int], scores: Tensor) -> Tensor:
+        """Scores `[R, ..., V]` where rows that have ended say nothing but padding."""
+        sequences = self.processors.sequences
+        ended = [i for i, line in enumerate(lines) if sequences.is_padded(self.rows[line])]
+        if ended:
+            scores = scores.clone()
+            scores[ended] = -torch.inf
+            scores[ended, ..., sequences.pad_token] = 0
+        return scores
 
 
 def in_full_precision(logits: Tensor) -> Tensor:

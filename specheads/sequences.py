@@ -51,6 +51,10 @@ class Sequences:
         for criterion in criteria:
             if type(criterion) is EosTokenCriteria:
                 self.end_tokens.update(criterion.eos_token_id.flatten().tolist())
+        # Plain decoding pads ended rows if they can end by a token; else it goes on with them until the last one has ended.
+        self.pads_ended = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        goes_on = not self.pads_ended and any(type(criterion) is StopStringCriteria for criterion in criteria)
+        self.needs_step = self.batch_size > 1 and (self.has_unknown_criteria or goes_on)
         self.streamer = streamer
         self.streamed = 0
 
@@ -61,6 +65,10 @@ class Sequences:
     def generated(self, row: int) -> int:
         """How many tokens the row has got."""
         return len(self.continuations[row])
+
+    def is_padded(self, row: int) -> bool:
+        """Whether the row gets nothing but padding from now on."""
+        return self.finished[row] and self.pads_ended
 
     def unfinished(self) -> list[int]:
         """The rows that go on, in order."""
@@ -79,7 +87,8 @@ class Sequences:
         Args:
             rows: The rows that emitted.
             emitted: Their tokens.
-            in_step: Keep all unfinished rows at one width: they get as many tokens as the shortest of them.
+            in_step: Keep all rows at one width: they get as many tokens as the shortest of them, ended ones too, until the
+                last one ends.
 
         Returns:
             What each row got.
@@ -87,12 +96,17 @@ class Sequences:
         kept: list[list[int]] = [[] for _ in rows]
         for index in count():
             going = [line for line, row in enumerate(rows) if not self.finished[row]]
+            if in_step and going:
+                going = list(range(len(rows)))
             ready = [line for line in going if index < len(emitted[line])]
             if not ready or (in_step and len(ready) < len(going)):
                 break
             for line in ready:
                 kept[line].append(emitted[line][index])
+            ended = sum(self.finished)
             self._extend([rows[line] for line in ready], [emitted[line][index] for line in ready])
+            if in_step and sum(self.finished) > ended:
+                break  # what a row emits after its end is not what was drafted for it
         self._stream()
         return kept
 
@@ -116,10 +130,10 @@ class Sequences:
             stopped = torch.zeros(self.batch_size, dtype=torch.bool, device=self.ids.device)
             stopped = stopped | self.criteria(self.ids[:, :width].contiguous(), None)
             for row in rows:
-                self.finished[row] = bool(stopped[row])
+                self.finished[row] = self.finished[row] or bool(stopped[row])
             return
         for row, token in zip(rows, tokens, strict=True):
-            self.finished[row] = token in self.end_tokens or self.widths[row] >= self.max_length
+            self.finished[row] = self.finished[row] or token in self.end_tokens or self.widths[row] >= self.max_length
         for criterion in self.criteria:
             if type(criterion) in (StopStringCriteria, MaxTimeCriteria):
                 self._ask(criterion, rows)

@@ -133,26 +133,24 @@ class SpeculationStats(RowStats):
                 stats.record(sizes[line], depths[line], accepted, len(kept[line]))
 
 
-@dataclass
 class SpeculativeDecoderOnlyOutput(GenerateDecoderOnlyOutput):
     """The usual output of a decoder-only model, with the statistics.
 
-    Args:
-        speculation: What the call did.
+    Attributes:
+        speculation: What the call did. It is not among the output's items, which are those of plain `generate`.
     """
 
-    speculation: SpeculationStats | None = None
+    speculation: SpeculationStats
 
 
-@dataclass
 class SpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     """The usual output of an encoder-decoder model, with the statistics.
 
-    Args:
-        speculation: What the call did.
+    Attributes:
+        speculation: What the call did. It is not among the output's items, which are those of plain `generate`.
     """
 
-    speculation: SpeculationStats | None = None
+    speculation: SpeculationStats
 
 
 def _share(part: int, whole: int) -> float:

@@ -1,23 +1,26 @@
 """A model with its cache behind one call: forward some nodes, keep a path, forget the rest.
 
 Stock modelling code runs unchanged. Where a family takes a 4-D mask and explicit positions, a pass holds any tree for rows of
-any lengths; where it derives positions from the cache, rows go in step and drafts are chains.
+any lengths; where it derives positions or biases from the cache and a 2-D mask, rows go in step and drafts are chains.
 
-Shapes: B rows, n tokens of a pass, m tokens of a round so far, S slots, V vocabulary.
+Shapes: B rows, P columns of the prompt, n tokens of a pass, m tokens of a round so far, S slots, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from . import compat
 from .cache import SlotCache
+from .proof import tried_family
 
 
 @dataclass(frozen=True)
@@ -27,52 +30,119 @@ class Family:
     Args:
         takes_trees: A 4-D mask and explicit positions: trees, and rows of different lengths. Else chains, rows in step.
         masks_by_layer_type: The mask is a dict by layer type.
-        has_position_table: Positions are looked up, and there are none beyond `max_position_embeddings`.
+        position_table: The setting that says how many positions there are, where they are looked up; `None` if they do not end.
+        is_stateful: Has layers whose state cannot be shortened: what a draft did to it is undone, and what was accepted is fed
+            again. Chains, rows in step.
     """
 
     takes_trees: bool = True
     masks_by_layer_type: bool = False
-    has_position_table: bool = False
+    position_table: str | None = None
+    is_stateful: bool = False
 
+
+TREES = Family()
+TREES_BY_LAYER_TYPE = Family(masks_by_layer_type=True)
+TREES_WITH_TABLE = Family(position_table="max_position_embeddings")
+CHAINS = Family(takes_trees=False)
+CHAINS_WITH_TABLE = Family(takes_trees=False, position_table="max_position_embeddings")
+REPLAYED = Family(takes_trees=False, is_stateful=True)
+# What a model that is not listed is tried for.
+TRIED = Family(position_table="max_position_embeddings")
 
 # A family is listed once the tests prove it, and the tests go through this list.
 FAMILIES: dict[str, Family] = {
-    "cohere": Family(),
-    "cohere2": Family(masks_by_layer_type=True),
-    "exaone4": Family(masks_by_layer_type=True),
-    "falcon": Family(),
-    "gemma": Family(),
-    "gemma2": Family(masks_by_layer_type=True),
-    "gemma3_text": Family(masks_by_layer_type=True),
-    "glm": Family(),
-    "glm4": Family(),
-    "gpt2": Family(has_position_table=True),
-    "gpt_neox": Family(),
-    "gptj": Family(has_position_table=True),
-    "granite": Family(),
-    "helium": Family(),
-    "llama": Family(),
-    "ministral": Family(),
-    "mistral": Family(),
-    "mixtral": Family(),
-    "nemotron": Family(),
-    "olmo2": Family(),
-    "olmo3": Family(masks_by_layer_type=True),
-    "opt": Family(has_position_table=True),
-    "phi": Family(),
-    "phi3": Family(),
-    "qwen2": Family(masks_by_layer_type=True),
-    "qwen3": Family(masks_by_layer_type=True),
-    "qwen3_moe": Family(),
-    "smollm3": Family(),
-    "stablelm": Family(),
-    "starcoder2": Family(),
-    "t5": Family(takes_trees=False),
+    "bamba": REPLAYED,
+    "bart": CHAINS_WITH_TABLE,
+    "biogpt": TREES_WITH_TABLE,
+    "bloom": CHAINS,
+    "codegen": TREES_WITH_TABLE,
+    "cohere": TREES,
+    "cohere2": TREES_BY_LAYER_TYPE,
+    "deepseek_v2": TREES,
+    "deepseek_v3": TREES,
+    "exaone4": TREES_BY_LAYER_TYPE,
+    "falcon": TREES,
+    "falcon_h1": REPLAYED,
+    "gemma": TREES,
+    "gemma2": TREES_BY_LAYER_TYPE,
+    "gemma3_text": TREES_BY_LAYER_TYPE,
+    "glm": TREES,
+    "glm4": TREES,
+    "gpt2": TREES_WITH_TABLE,
+    "gpt_bigcode": TREES_WITH_TABLE,
+    "gpt_neo": CHAINS_WITH_TABLE,
+    "gpt_neox": TREES,
+    "gpt_oss": TREES_BY_LAYER_TYPE,
+    "gptj": TREES_WITH_TABLE,
+    "granite": TREES,
+    "granitemoe": TREES,
+    "granitemoehybrid": REPLAYED,
+    "helium": TREES,
+    "hunyuan_v1_dense": TREES,
+    "lfm2": REPLAYED,
+    "llama": TREES,
+    "llama4_text": CHAINS,
+    "mamba2": REPLAYED,
+    "marian": CHAINS_WITH_TABLE,
+    "mbart": CHAINS_WITH_TABLE,
+    "ministral": TREES,
+    "mistral": TREES,
+    "mixtral": TREES,
+    "mpt": Family(takes_trees=False, position_table="max_seq_len"),
+    "mt5": CHAINS,
+    "nemotron": TREES,
+    "olmo": TREES,
+    "olmo2": TREES,
+    "olmo3": TREES_BY_LAYER_TYPE,
+    "olmo_hybrid": REPLAYED,
+    "olmoe": TREES,
+    "opt": TREES_WITH_TABLE,
+    "pegasus": CHAINS_WITH_TABLE,
+    "persimmon": TREES,
+    "phi": TREES,
+    "phi3": TREES,
+    "phimoe": TREES,
+    "qwen2": TREES_BY_LAYER_TYPE,
+    "qwen2_moe": TREES_BY_LAYER_TYPE,
+    "qwen3": TREES_BY_LAYER_TYPE,
+    "qwen3_5_moe_text": REPLAYED,
+    "qwen3_5_text": REPLAYED,
+    "qwen3_moe": TREES,
+    "qwen3_next": REPLAYED,
+    "seed_oss": TREES,
+    "smollm3": TREES,
+    "stablelm": TREES,
+    "starcoder2": TREES,
+    "t5": CHAINS,
+    "umt5": CHAINS,
+    "whisper": Family(takes_trees=False, position_table="max_target_positions"),
+    "xglm": TREES,
+}
+# Models that see, and write through a language model: it decides, where it is in the list above.
+SEEING: dict[str, Family | None] = {
+    "gemma3": None,
+    "idefics3": None,
+    "internvl": None,
+    "llava": None,
+    "paligemma": None,
+    "qwen2_5_vl": TREES,
+    "qwen2_vl": TREES,
+    "qwen3_5": REPLAYED,
+    "qwen3_vl": TREES,
+    "smolvlm": None,
+}
+# Known not to work, and why.
+REFUSED = {
+    **dict.fromkeys(("mamba", "falcon_mamba", "jamba"), "a pass of several tokens starts its scan from an empty state"),
+    "recurrent_gemma": "its state is in the modules and not in a cache",
+    **dict.fromkeys(("zamba2", "nemotron_h"), "a pass of several tokens bounds its time steps as a pass of one does not"),
 }
 
 ATTENTION = ("sdpa", "eager")
 # Their frequencies follow the largest position of a pass, so that a drafted token would turn those before it.
 ROPE_BY_LENGTH = ("dynamic", "longrope")
+UNBOUNDED = (0.0, float("inf"))
 
 
 def family_of(model: PreTrainedModel) -> Family:
@@ -81,29 +151,61 @@ def family_of(model: PreTrainedModel) -> Family:
     Raises:
         ValueError: if the family, or the attention implementation, is not among the proven ones.
     """
-    name = model.config.model_type
-    if name not in FAMILIES:
+    family = _listed(type(model), model.config) or tried_family(model, (TRIED, replace(TRIED, takes_trees=False)))
+    if family is None:
         raise ValueError(
-            f"Speculative generation is not proven for the model type {name!r}, so it is refused; "
-            f"proven are {', '.join(FAMILIES)}. Call `generate` without `speculative`."
+            f"Speculative generation is not proven for the model type {model.config.model_type!r}, and a trial of "
+            f"{type(model).__name__} showed that its forward does not take a draft as others do, so it is refused; listed are "
+            f"{', '.join(sorted([*FAMILIES, *SEEING]))}. Call `generate` without `speculative`."
         )
-    attention = model.config._attn_implementation
+    attention = model.config.get_text_config(decoder=True)._attn_implementation
     if attention not in ATTENTION:
         raise ValueError(
             f"Speculative generation needs attention that takes a mask, {' or '.join(ATTENTION)}, but the model was loaded "
             f"with {attention!r}; load it with `attn_implementation='sdpa'`."
         )
     _check_rope(model.config)
-    if getattr(model.config, "alibi", False):
+    if family.is_stateful and any(
+        tuple(getattr(module, "time_step_limit", UNBOUNDED)) != UNBOUNDED for module in model.modules()
+    ):
         raise ValueError(
-            "The model's attention is biased by distance (ALiBi), which a mask for drafts does not carry yet, so speculative "
-            "generation is refused."
+            "The model's state space layers bound their time steps (`time_step_limit`) in passes of several tokens and not in "
+            "passes of one: drafts would change the text, so speculative generation is refused."
         )
-    return FAMILIES[name]
+    return family
+
+
+def _listed(model_class: type, config: Any) -> Family | None:
+    """A model's entry in the lists above; a class of one's own counts as the listed one that it is derived from."""
+    derived = (getattr(base, "config_class", None) for base in model_class.__mro__)
+    names = [config.model_type, *(base.model_type for base in derived if base is not None)]
+    name = next((name for name in names if name in FAMILIES or name in SEEING or name in REFUSED), names[0])
+    if name in REFUSED:
+        raise ValueError(
+            f"Speculative generation is not possible with transformers' {name!r} models: {REFUSED[name]}. "
+            "Call `generate` without `speculative`."
+        )
+    if name in SEEING:
+        return SEEING[name] or _seeing(name, config.get_text_config(decoder=True))
+    if getattr(config, "alibi", False):
+        return CHAINS  # the bias by distance is made from a 2-D mask
+    return FAMILIES.get(name)
+
+
+def _seeing(name: str, text_config: Any) -> Family:
+    text = text_config.model_type
+    if text not in FAMILIES:
+        raise ValueError(
+            f"Speculative generation is not proven for the model type {text!r} within {name!r}, so it is refused. "
+            "Call `generate` without `speculative`."
+        )
+    if name == "paligemma" and FAMILIES[text].masks_by_layer_type:
+        return CHAINS  # it does not hand on masks by layer type
+    return FAMILIES[text]
 
 
 def _check_rope(config: Any) -> None:
-    parameters = getattr(config, "rope_parameters", None) or {}
+    parameters = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
     by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
     for rope in [parameters, *by_layer_type]:
         if rope.get("rope_type") in ROPE_BY_LENGTH:
@@ -115,10 +217,78 @@ def _check_rope(config: Any) -> None:
 
 def position_limit(model: PreTrainedModel) -> int | None:
     """How many positions a model has; `None` if they do not end."""
-    return model.config.max_position_embeddings if family_of(model).has_position_table else None
+    table = family_of(model).position_table
+    return None if table is None else getattr(model.config.get_text_config(decoder=True), table, None)
 
 
-class ModelRunner:
+@dataclass
+class Prompt:
+    """What later passes must know of the prompt's.
+
+    Args:
+        columns: P, as many as the cache holds.
+        hidden: `[B, P]` bool: the columns that nothing attends to, for padding; `None` if there are none.
+        next_position: `[..., B, 1]` the position of the first token after the prompt, as the model counts: some count in
+            several dimensions at once.
+    """
+
+    columns: int
+    hidden: Tensor | None
+    next_position: Tensor
+
+    @classmethod
+    def of(cls, columns: int, batch_size: int, mask: Tensor | None, following: Tensor | None, device: torch.device) -> Prompt:
+        """The prompt of a call.
+
+        Args:
+            columns: P.
+            batch_size: B.
+            mask: `[B, P]` attention mask, or `None`.
+            following: `[..., B or 1, 1]` the position of the first token after the prompt; `None` if it is the number of the
+                mask's ones.
+            device: Where the model's passes run.
+        """
+        if following is not None:
+            following = following.to(device).expand(*following.shape[:-2], batch_size, 1)
+        elif mask is not None:
+            following = mask.to(device).long().sum(dim=1, keepdim=True)
+        else:
+            following = torch.full((batch_size, 1), columns, device=device)
+        hidden = None if mask is None or bool(mask.all()) else mask.to(device) == 0
+        return cls(columns, hidden, following)
+
+
+@dataclass
+class Pass:
+    """What a pass of a model gave.
+
+    Args:
+        logits: `[B, n, V]`.
+        hidden_states: `[B, n, H]` before the first layer and after each one, if asked for.
+        attentions: `[B, heads, n, S]` per layer, if asked for.
+        cross_attentions: `[B, heads, n, encoder length]` per layer, if asked for.
+    """
+
+    logits: Tensor
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
+
+    @classmethod
+    def of(cls, outputs: Any, first: int = 0) -> Pass:
+        """Reads a stock model's outputs, from its token `first` on."""
+        prefix = "decoder_" if "decoder_hidden_states" in outputs or "decoder_attentions" in outputs else ""
+        states, own = outputs.get(f"{prefix}hidden_states"), outputs.get(f"{prefix}attentions")
+        across = outputs.get("cross_attentions")
+        return cls(
+            outputs.logits[:, first:],
+            None if states is None else tuple(state[:, first:] for state in states),
+            None if own is None else tuple(layer[:, :, first:] for layer in own),
+            None if across is None else tuple(layer[:, :, first:] for layer in across),
+        )
+
+
+class ModelRunner(ABC):
     """A model and the cache of one call.
 
     A round begins with `extend`, perhaps several times, each adding tokens behind what the rows have committed, and ends with
@@ -127,55 +297,38 @@ class ModelRunner:
     Args:
         model: The model.
         cache: What the stock pass over the prompt left in its cache; taken over.
-        mask: `[B, P]` the prompt's attention mask, `None` without padding.
-        tokens: How many more slots a row may need.
-        inputs: What else every pass needs: for an encoder-decoder the encoder's outputs and mask, one line per row.
+        prompt: What else that pass left behind.
+
+    Attributes:
+        written: How many tokens of the round each row has run on.
+        lengths: Per line, how many columns are committed.
+        must_rest: Whether the next round is to be one without a draft.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: Cache, mask: Tensor | None, tokens: int, inputs: dict[str, Any]):
+    written: int
+    must_rest = False
+
+    def __init__(self, model: PreTrainedModel, cache: Cache, prompt: Prompt):
         self.model = model
-        self.family = family_of(model)
-        self.inputs = inputs
-        self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
-        if isinstance(cache, EncoderDecoderCache):
-            self.slots = SlotCache.adopt(cache.self_attention_cache, mask, tokens)
-            self.cache: Cache = EncoderDecoderCache(self.slots, cache.cross_attention_cache)
-        else:
-            self.slots = SlotCache.adopt(cache, mask, tokens)
-            self.cache = self.slots
-        self.written = 0
-        self.round_depths = torch.empty(0)
+        self.stock_cache = cache
+        self.prompt = prompt
 
     @property
+    @abstractmethod
     def lengths(self) -> list[int]:
-        """Per row, how many tokens are committed to the cache."""
-        return self.slots.layout.lengths
+        """Per line, how many columns are committed."""
 
-    def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
+    @abstractmethod
+    def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Pass:
         """One pass over some tokens behind what is committed.
 
         Args:
             tokens: `[B, n]`.
             depths: `[B, n]` position of each token, counted from the row's committed length.
             visible: `[B, n, m]` bool: which of the round's tokens, these n last, each token attends to.
-
-        Returns:
-            `[B, n, V]` logits.
         """
-        device = self.slots.layout.device
-        tokens, depths, visible = tokens.to(device), depths.to(device), visible.to(device)
-        self.slots.open(self.written, tokens.shape[1])
-        self.round_depths = torch.cat([self.round_depths, depths], dim=1) if self.written else depths
-        self.written += tokens.shape[1]
-        arguments: dict[str, Any] = {compat.CACHE: self.cache, "use_cache": True, "return_dict": True, **self.inputs}
-        if self.is_encoder_decoder:
-            arguments["decoder_input_ids"] = tokens
-        else:
-            arguments["input_ids"] = tokens
-            arguments["position_ids"] = self.slots.layout.length_tensor[:, None] + depths
-            arguments["attention_mask"] = self._masks(depths, visible)
-        return self.model(**arguments).logits
 
+    @abstractmethod
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Ends the round.
 
@@ -183,6 +336,99 @@ class ModelRunner:
             kept: Per row, which of the round's tokens stay, in order, as indices into what `extend` was given since the last
                 commit.
         """
+
+    @abstractmethod
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forgets the ends of rows, down to the given lengths."""
+
+    @abstractmethod
+    def keep_rows(self, kept: Sequence[int]) -> None:
+        """Goes on with some lines: `kept[i]` becomes line i."""
+
+    @abstractmethod
+    def reopen(self) -> list[int]:
+        """Brings back all rows, those too that have left; returns the batch row of each line."""
+
+    @abstractmethod
+    def give_back(self) -> Cache:
+        """Fills the stock cache with what every row has committed, and returns it."""
+
+    @abstractmethod
+    def windows(self) -> list[int | None]:
+        """The sliding window of each attention layer."""
+
+    @abstractmethod
+    def end(self) -> int:
+        """The slot after the last one that the round's passes saw."""
+
+    def columns_attended(
+        self, attentions: tuple[Tensor, ...] | None, line: int, path: Sequence[int]
+    ) -> tuple[Tensor, ...] | None:
+        """A pass's attention weights as plain decoding has them at a node: those of the columns that lead to it.
+
+        Args:
+            attentions: `[B, heads, n, S]` per layer.
+            line: The line.
+            path: The nodes from the root down to the one asked for.
+
+        Returns:
+            `[heads, n, columns]` per layer.
+        """
+        if attentions is None:
+            return None
+        start, end = self.lengths[line], self.end()
+        slots = [*range(start), *(start + node for node in path)]
+        picked = []
+        for weights, window in zip(attentions, self.windows(), strict=True):
+            first = end - weights.shape[-1]
+            shown = slots if window is None else slots[-window:]
+            picked.append(weights[line][:, :, [slot - first for slot in shown]])
+        return tuple(picked)
+
+
+class SlotRunner(ModelRunner):
+    """A model whose keys and values are in a `SlotCache`.
+
+    Args:
+        family: What its forward accepts.
+        tokens: How many more slots a row may need.
+        inputs: What else every pass needs: for an encoder-decoder the encoder's outputs and mask, one line per row; and which
+            outputs are asked for.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, cache: Cache, prompt: Prompt, family: Family, tokens: int, inputs: dict[str, Any]
+    ):
+        super().__init__(model, cache, prompt)
+        self.family = family
+        if isinstance(cache, EncoderDecoderCache):
+            self.slots = SlotCache.adopt(cache.self_attention_cache, tokens)
+            own: Cache = EncoderDecoderCache(self.slots, cache.cross_attention_cache)
+        else:
+            own = self.slots = SlotCache.adopt(cache, tokens)
+        self.forward = StockForward(model, own, inputs)
+        self.written = 0
+        self.round_depths = torch.empty(0)
+        self._follow_lines()
+
+    @property
+    def lengths(self) -> list[int]:
+        """Per line, how many columns are committed."""
+        return self.slots.layout.lengths
+
+    def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Pass:
+        """One pass, of any tree for rows of any lengths where the family takes trees."""
+        device = self.slots.layout.device
+        tokens, depths, visible = tokens.to(device), depths.to(device), visible.to(device)
+        self.slots.open(self.written, tokens.shape[1])
+        self.round_depths = torch.cat([self.round_depths, depths], dim=1) if self.written else depths
+        self.written += tokens.shape[1]
+        positions = self.offset + (self.slots.layout.length_tensor[:, None] + depths)
+        mask = self._masks(depths, visible) if self.family.takes_trees else self._columns()
+        return Pass.of(self.forward(tokens, positions, mask))
+
+    def commit(self, kept: Sequence[Sequence[int]]) -> None:
+        """Ends the round."""
         self.slots.commit(kept)
         self.written = 0
 
@@ -191,17 +437,43 @@ class ModelRunner:
         self.slots.rewind(lengths)
 
     def keep_rows(self, kept: Sequence[int]) -> None:
-        """Keeps some rows: `kept[i]` becomes row i."""
+        """Goes on with some lines: `kept[i]` becomes line i."""
         self.slots.keep_rows(kept)
-        if self.is_encoder_decoder:
-            index = torch.tensor(kept, device=self.slots.layout.device)
-            self.cache.cross_attention_cache.batch_select_indices(index)
-            self.inputs = {name: _select(value, index) for name, value in self.inputs.items()}
+        self._follow_lines()
+
+    def reopen(self) -> list[int]:
+        """Brings back all rows, those too that have left; returns the batch row of each line."""
+        self.slots.reopen()
+        self._follow_lines()
+        return self.slots.order
+
+    def windows(self) -> list[int | None]:
+        """The sliding window of each attention layer."""
+        return [layer.window for layer in self.slots.slot_layers]
+
+    def end(self) -> int:
+        """The slot after the last one that the round's passes saw."""
+        return self.slots.layout.end
+
+    def give_back(self) -> Cache:
+        """Fills the stock cache with what every row has committed, and returns it."""
+        stock = self.stock_cache
+        self.slots.give_back(stock.self_attention_cache if isinstance(stock, EncoderDecoderCache) else stock, min(self.lengths))
+        return stock
+
+    def _follow_lines(self) -> None:
+        """What is known of the prompt, in the order of the lines."""
+        layout = self.slots.layout
+        rows = torch.tensor(self.slots.order[: len(layout.lengths)], device=layout.device)
+        hidden, columns = self.prompt.hidden, self.prompt.columns
+        self.hidden = None if hidden is None else hidden.to(layout.device)[rows]
+        # What a slot's position has beyond the slot.
+        self.offset = (self.prompt.next_position.to(layout.device) - columns).index_select(-2, rows)
 
     def _masks(self, depths: Tensor, visible: Tensor) -> Any:
         """The additive mask `[B, 1, n, S]`, one per kind of layer where the family wants that; `None` if all is visible."""
         layout = self.slots.layout
-        if depths.shape[1] == 1 and layout.is_uniform and self.written == 1:
+        if depths.shape[1] == 1 and layout.is_uniform and self.written == 1 and self.hidden is None:
             # A single token per row behind rows of one length sees every slot, and the stock code takes its fastest way.
             return None
         windows = {layer.window for layer in self.slots.slot_layers}
@@ -213,9 +485,24 @@ class ModelRunner:
 
     def _mask(self, window: int | None, depths: Tensor, visible: Tensor) -> Tensor:
         layout = self.slots.layout
-        lengths = layout.length_tensor[:, None]
+        first, seen = layout.first(window), visible.shape[-1]
+        dtype = self.model.dtype
+        mask = torch.zeros(*depths.shape, layout.end - first, dtype=dtype, device=depths.device)
+        if layout.is_uniform and window is None:
+            # All that is committed, and then the round's own tokens.
+            mask[:, :, -seen:].masked_fill_(~visible, torch.finfo(dtype).min)
+        else:
+            mask.masked_fill_(~self._allowed(window, depths, visible), torch.finfo(dtype).min)
+        if self.hidden is not None and first < self.hidden.shape[1]:
+            hidden = self.hidden[:, None, first:]
+            mask[:, :, : hidden.shape[2]].masked_fill_(hidden, torch.finfo(dtype).min)
+        return mask[:, None]
+
+    def _allowed(self, window: int | None, depths: Tensor, visible: Tensor) -> Tensor:
+        """`[B, n, S]` bool: which slots each token attends to, padding not yet hidden."""
+        layout = self.slots.layout
         slots = torch.arange(layout.first(window), layout.end, device=depths.device)
-        order = slots - lengths  # [B, S] negative: committed; else which token of the round
+        order = slots - layout.length_tensor[:, None]  # [B, S] negative: committed; else which token of the round
         seen = visible.shape[-1]
         index = order.clamp(0, seen - 1)[:, None].expand(-1, depths.shape[1], -1)
         allowed = (order < 0)[:, None] | (visible.gather(2, index) & (order < seen)[:, None])
@@ -223,19 +510,49 @@ class ModelRunner:
             # A tree's nodes do not stand at the position of their slot, but at that of their depth.
             position = torch.where(order < 0, order, self.round_depths.gather(1, order.clamp(0, seen - 1)))
             allowed &= depths[:, :, None] - position[:, None] < window
-        dtype = self.model.dtype
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-        return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+        return allowed
+
+    def _columns(self) -> Tensor | None:
+        """The 2-D mask `[B, S]`; `None` without padding."""
+        return column_mask(self.hidden, self.slots.layout.end)
 
 
-def _select(value: Any, index: Tensor) -> Any:
-    """Some rows of an encoder's outputs or mask."""
-    if isinstance(value, Tensor):
-        return value[index]
-    return type(value)({name: item[index] for name, item in value.items() if isinstance(item, Tensor)})
+def column_mask(hidden: Tensor | None, columns: int) -> Tensor | None:
+    """A stock attention mask `[B, S]` of ones, and zeros for the hidden columns `[B, P]`; `None` if there are none."""
+    if hidden is None:
+        return None
+    return nn.functional.pad(~hidden, (0, columns - hidden.shape[1]), value=True).long()
 
 
-def run_prompt(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, inputs: dict[str, Any], tokens: int) -> ModelRunner:
+class StockForward:
+    """Calls a stock model for a pass after the prompt's.
+
+    Args:
+        model: The model.
+        cache: Its cache.
+        inputs: What every pass needs besides.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: Cache, inputs: dict[str, Any]):
+        self.model = model
+        self.always = {compat.CACHE: cache, "use_cache": True, "return_dict": True, **inputs}
+        prefix = "decoder_" if model.config.is_encoder_decoder else ""
+        self.ids, self.mask, self.positions = (f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids"))
+        self.takes_positions = self.positions in inspect.signature(model.forward).parameters
+
+    def __call__(self, tokens: Tensor, positions: Tensor, mask: Any) -> Any:
+        """The model's outputs for tokens `[B, n]` at some positions `[..., B, n]`."""
+        arguments = {**self.always, self.ids: tokens}
+        if self.takes_positions:
+            arguments[self.positions] = positions
+        if mask is not None:
+            arguments[self.mask] = mask
+        return self.model(**arguments)
+
+
+def run_prompt(
+    model: PreTrainedModel, ids: Tensor, mask: Tensor | None, inputs: dict[str, Any], tokens: int, family: Family | None = None
+) -> ModelRunner:
     """Runs a model over a prompt from scratch; for draft models, whose prompt `generate` does not prepare.
 
     Args:
@@ -244,15 +561,27 @@ def run_prompt(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, inputs:
         mask: `[B, P]` its attention mask, or `None`.
         inputs: What every pass needs besides (see `ModelRunner`).
         tokens: How many more slots a row may need.
+        family: What the model's forward accepts, if it is not to be looked up.
     """
-    arguments: dict[str, Any] = {compat.CACHE: compat.new_cache(model), "use_cache": True, "return_dict": True, **inputs}
-    if model.config.is_encoder_decoder:
-        arguments["decoder_input_ids"] = ids
-    else:
-        arguments["input_ids"] = ids
-        if mask is not None:
-            arguments["attention_mask"] = mask
-            arguments["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        if model._supports_logits_to_keep():
-            arguments["logits_to_keep"] = 1
-    return ModelRunner(model, compat.cache_of(model(**arguments)), mask, tokens, inputs)
+    cache = compat.new_cache(model)
+    arguments = dict(inputs)
+    if model._supports_logits_to_keep():
+        arguments["logits_to_keep"] = 1
+    forward = StockForward(model, cache, arguments)
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    if mask is not None:
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    outputs = forward(ids, positions, mask)
+    prompt = Prompt.of(ids.shape[1], ids.shape[0], mask, None, ids.device)
+    return make_runner(model, compat.cache_of(outputs), prompt, family or family_of(model), tokens, inputs)
+
+
+def make_runner(
+    model: PreTrainedModel, cache: Cache, prompt: Prompt, family: Family, tokens: int, inputs: dict[str, Any]
+) -> ModelRunner:
+    """The runner for a family (see `SlotRunner` for the arguments)."""
+    if family.is_stateful:
+        from .replay import ReplayRunner
+
+        return ReplayRunner(model, cache, prompt, inputs)
+    return SlotRunner(model, cache, prompt, family, tokens, inputs)

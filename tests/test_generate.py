@@ -339,7 +339,6 @@ def test_identical_calls_give_identical_results(target: Any, draft: Any) -> None
         ({"speculative": {"drafter": "nothing"}}, "nothing"),
         ({"speculative": {"sampling_noise": "keyed"}}, "seed"),
         ({"speculative": {"seed": [1, 2, 3]}, "do_sample": True}, "3 seeds"),
-        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
         ({"cache_implementation": "static"}, "cache"),
     ],
 )

@@ -59,22 +59,6 @@ def test_positions_that_depend_on_the_pass_are_refused(kind: str) -> None:
         specheads.enable(model)
 
 
-@pytest.mark.parametrize("kind", ["right", "hole", "twos", "nothing"])
-def test_masks_that_are_not_left_padding_are_refused(kind: str, target: Any) -> None:
-    inputs = prompt("llama", 2)
-    mask = torch.ones_like(inputs["input_ids"])
-    if kind == "right":
-        mask[0, -2:] = 0
-    elif kind == "hole":
-        mask[0, 3:5] = 0
-    elif kind == "twos":
-        mask[0] = 2
-    else:
-        mask[0] = 0
-    with pytest.raises(ValueError, match="padding at the left"):
-        target.generate(inputs["input_ids"], attention_mask=mask, max_new_tokens=4, speculative=True)
-
-
 @pytest.mark.parametrize("dtype", [torch.float, torch.bool, torch.int])
 def test_masks_of_any_type(dtype: torch.dtype, target: Any) -> None:
     inputs = prompt("llama", 4)
@@ -209,7 +193,6 @@ def test_t5_with_the_encoders_outputs_given() -> None:
         ({"speculative": {"draft_tokens": True}}, ValueError, "draft_tokens"),
         ({"speculative": "yes"}, TypeError, "speculative"),
         ({"draft_tokens": 3}, ValueError, "draft_tokens: settings of speculation go into"),
-        ({"inputs_embeds": torch.zeros(1, 3, 32, dtype=torch.double)}, ValueError, "inputs_embeds"),
     ],
 )
 def test_one_clear_sentence(call: dict[str, Any], error: type[Exception], message: str, target: Any) -> None:

@@ -6,7 +6,7 @@ Shapes: B lines (the rows still going, in the order of the target's pass), N dra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from ..config import SpeculativeConfig
 from ..processors import ScoreProcessors
 from ..randomness import Noise
 from ..sequences import Sequences
-from ..tree import DraftTree
+from ..tree import NO_TOKEN, DraftTree
 
 
 @dataclass
@@ -27,7 +27,8 @@ class DraftContext:
     Args:
         rows: The batch row of each line. Changes in place as rows finish.
         sequences: The ids of the batch.
-        prompts: Per batch row, the prompt's tokens without padding (for an encoder-decoder, the decoder's).
+        prompts: Per batch row, the prompt's tokens without padding (for an encoder-decoder, the decoder's). What is no token of
+            the target's, an image for instance, is one that it cannot say.
         encoder_ids: `[B, S]` the encoder's input ids, or `None`.
         encoder_mask: `[B, S]` its attention mask, or `None`.
         processors: The call's logits processors.
@@ -36,8 +37,9 @@ class DraftContext:
         vocab_size: V, as the target's logits have it.
         device: Where the target's logits are.
         takes_trees: Whether the target can verify trees; else drafts must be chains.
-        position_limit: How many positions the target has; `None` if they do not end.
+        positions_left: Per batch row, how many tokens after the prompt the target has positions for; `None` if they do not end.
         weighs_proposals: Whether the verification uses the laws of sampled nodes. If not, they need not be kept.
+        encoder_inputs: `[B, S, ...]` what the encoder read, ids or sound; `None` where only its outputs are known.
     """
 
     rows: list[int]
@@ -51,8 +53,9 @@ class DraftContext:
     vocab_size: int
     device: torch.device
     takes_trees: bool
-    position_limit: int | None
+    positions_left: list[int] | None
     weighs_proposals: bool
+    encoder_inputs: Tensor | None = None
 
     def length(self, line: int) -> int:
         """How many tokens the line's row has, prompt included."""
@@ -61,8 +64,9 @@ class DraftContext:
 
     def room(self, line: int) -> int:
         """How many tokens may be drafted along a path for the line: the target adds one more, and needs a position for each."""
-        room = self.sequences.remaining(self.rows[line]) - 1
-        return room if self.position_limit is None else min(room, self.position_limit - self.length(line))
+        row = self.rows[line]
+        room = self.sequences.remaining(row) - 1
+        return room if self.positions_left is None else min(room, self.positions_left[row] - self.sequences.generated(row))
 
     def tokens(self, line: int, start: int = 0) -> list[int]:
         """The line's tokens from `start` on, prompt included, without padding."""
@@ -122,6 +126,8 @@ class Drafter(Protocol):
         step_cost: What drafting one more level costs, in passes of the target over one token.
         weighs_nodes: Whether it knows how likely its nodes are, leaves out those that do not pay by the budget's costs, and
             says what it expects in `DraftTree.expected`.
+
+    A drafter that follows rows of one length only says so by an attribute `needs_step = True`.
     """
 
     step_cost: float
@@ -155,6 +161,22 @@ def check_draft(tree: DraftTree, context: DraftContext) -> None:
     if not isinstance(tree, DraftTree):
         raise TypeError(f"A drafter's `propose` must return a DraftTree, got {type(tree).__name__}.")
     tree.check(len(context.rows), context.vocab_size, context.takes_trees)
+
+
+def with_padded_rows(tree: DraftTree, context: DraftContext) -> DraftTree:
+    """A draft of padding in place of its own for rows that have ended and wait for others: it will be accepted."""
+    ended = [line for line, row in enumerate(context.rows) if context.sequences.is_padded(row)]
+    if not ended or not tree.size:
+        return tree
+    order = torch.arange(tree.size, device=tree.tokens.device)
+    tokens = tree.tokens.clone()
+    tokens[ended] = torch.where(order < tree.depth, context.sequences.pad_token, NO_TOKEN)
+    parents = tree.parents.clone()
+    parents[ended] = order if tree.is_chain else torch.where(order < tree.depth, order, 0)
+    proposal_of = None if tree.proposal_of is None else tree.proposal_of.clone()
+    if proposal_of is not None:
+        proposal_of[ended] = -1
+    return replace(tree, tokens=tokens, parents=parents, proposal_of=proposal_of)
 
 
 # A name, and the module and class that bear it. Imported on use, so that a drafter costs nothing to those who do without.

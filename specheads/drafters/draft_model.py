@@ -48,6 +48,7 @@ class DraftModelDrafter:
             raise ValueError(f"The draft model is {kinds[0]} and the target {kinds[1]}; both must be of one kind.")
         self.model = model
         self.family = family_of(model)
+        self.needs_step = not self.family.takes_trees
         self.step_cost = model.num_parameters() / target.num_parameters()
         self.runner: ModelRunner | None = None
 
@@ -57,8 +58,9 @@ class DraftModelDrafter:
         Raises:
             ValueError: if the draft model has an encoder and the call does not say what it should read.
         """
-        if self.model.config.is_encoder_decoder and context.encoder_ids is None:
-            raise ValueError("The draft model's encoder needs the `input_ids`, and this call gives `encoder_outputs` only.")
+        if self.model.config.is_encoder_decoder and context.encoder_inputs is None:
+            name = self.model.main_input_name
+            raise ValueError(f"The draft model's encoder needs the `{name}`, and this call gives `encoder_outputs` only.")
         self.processors = draft_processors(context)
         self.position_limit = getattr(self.model.config, "max_position_embeddings", None)
         self.runner = None
@@ -68,6 +70,7 @@ class DraftModelDrafter:
         ids, mask = _left_padded([context.prompts[row] for row in context.rows], self.model.device)
         most = max(context.sequences.remaining(row) for row in context.rows)
         room = most + context.config.draft_tokens + (context.config.tree_nodes or 0) + 1
+        self.padding = [ids.shape[1] - len(context.prompts[row]) for row in context.rows]
         self.runner = run_prompt(self.model, self._known(ids), mask, self._encoder_inputs(context), room)
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
@@ -92,7 +95,7 @@ class DraftModelDrafter:
         for line, path in enumerate(accepted.paths):
             fed = [slots[line][node - 1] for node in path if slots[line][node - 1] >= 0]
             # The row's last token is fed again with the next draft, whose law it must give.
-            room = context.length(line) - 1 - self.runner.lengths[line]
+            room = context.length(line) - 1 - self._own_length(line)
             kept.append([*range(self.pending), *fed][:room])
         self.runner.commit(kept)
 
@@ -100,6 +103,7 @@ class DraftModelDrafter:
         """Drops the other rows from the draft model's cache."""
         if self.runner is not None:
             self.runner.keep_rows(lines)
+            self.padding = [self.padding[line] for line in lines]
 
     def scores(self, context: DraftContext, lines: Sequence[int], drafted: Tensor, logits: Tensor) -> Tensor:
         """The draft model's processed scores over the target's vocabulary.
@@ -122,7 +126,12 @@ class DraftModelDrafter:
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
         """One pass of the draft model over new nodes (`ModelRunner.extend`)."""
         assert self.runner is not None
-        return self.runner.extend(self._known(tokens), depths, visible)
+        return self.runner.extend(self._known(tokens), depths, visible).logits
+
+    def _own_length(self, line: int) -> int:
+        """How many of a line's tokens the draft model has seen."""
+        assert self.runner is not None
+        return self.runner.lengths[line] - self.padding[line]
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens as the draft model can read them: a target with more padding may say some that it has no embedding for."""
@@ -139,11 +148,12 @@ class DraftModelDrafter:
         assert self.runner is not None
         lengths = [context.length(line) for line in range(len(context.rows))]
         while True:
-            lag = max(length - own for length, own in zip(lengths, self.runner.lengths, strict=True))
+            seen = [self._own_length(line) for line in range(len(lengths))]
+            lag = max(length - own for length, own in zip(lengths, seen, strict=True))
             size = max(1, min(lag, *lengths))
             # Rows that lag less are fed tokens they have seen: the same keys and values in the same slots.
-            starts = [min(own, length - size) for own, length in zip(self.runner.lengths, lengths, strict=True)]
-            self.runner.rewind(starts)
+            starts = [min(own, length - size) for own, length in zip(seen, lengths, strict=True)]
+            self.runner.rewind([start + padding for start, padding in zip(starts, self.padding, strict=True)])
             tokens = [context.tokens(line, start)[:size] for line, start in enumerate(starts)]
             ids = torch.tensor(tokens, device=self.model.device)
             order = torch.arange(size, device=ids.device)
@@ -154,12 +164,17 @@ class DraftModelDrafter:
             self.runner.commit([list(range(size))] * len(tokens))
 
     def _encoder_inputs(self, context: DraftContext) -> dict[str, Any]:
-        if context.encoder_ids is None:
+        if context.encoder_inputs is None or not self.model.config.is_encoder_decoder:
             return {}
-        ids, mask = context.encoder_ids.to(self.model.device), context.encoder_mask
-        mask = torch.ones_like(ids) if mask is None else mask.to(ids.device)
-        outputs = self.model.get_encoder()(input_ids=ids, attention_mask=mask, return_dict=True)
-        return {"encoder_outputs": BaseModelOutput(last_hidden_state=outputs.last_hidden_state), "attention_mask": mask}
+        given, mask = context.encoder_inputs.to(self.model.device), context.encoder_mask
+        if given.is_floating_point():
+            given = given.to(self.model.dtype)
+        elif mask is None:
+            mask = torch.ones_like(given)
+        read = {} if mask is None else {"attention_mask": mask.to(given.device)}
+        encoder = self.model.get_encoder()
+        states = encoder(**{encoder.main_input_name: given}, **read, return_dict=True).last_hidden_state
+        return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), **read}
 
 
 def draft_processors(context: DraftContext) -> ScoreProcessors:

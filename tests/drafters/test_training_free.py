@@ -47,7 +47,7 @@ def context_for(
         vocab_size=vocab_size,
         device=CPU,
         takes_trees=takes_trees,
-        position_limit=None,
+        positions_left=None,
         weighs_proposals=False,
     )
 

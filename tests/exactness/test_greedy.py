@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 import specheads
-from specheads.target import FAMILIES
+from specheads.target import FAMILIES, REFUSED, SEEING
 
-from ..tiny import perturbed, tiny
+from ..tiny import IMAGE_LENGTH, IMAGE_TOKEN, image_inputs, perturbed, sound_inputs, tiny
 
 NEW_TOKENS = 26  # with the prompt, more than three sliding windows
 # Tried with every drafter and draft length; the other families with some.
 CORE = ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "gpt2", "opt", "t5"]
+ENCODER_DECODERS = ["bart", "marian", "mbart", "mt5", "pegasus", "t5", "umt5"]
 DRAFTERS = ["none", "lookup", "suffix", "recycling", "auto", "draft model", "draft tree"]
 
 
@@ -28,7 +29,7 @@ def prompt(family: str, batch: int) -> dict[str, Tensor]:
     ids[:, 6:] = ids[:, 1:6]
     mask = torch.ones_like(ids)
     for row, padding in enumerate([0, 4, 1, 7][:batch]):
-        hidden = slice(0, padding) if family != "t5" else slice(11 - padding, 11)
+        hidden = slice(11 - padding, 11) if family in ENCODER_DECODERS else slice(0, padding)
         mask[row, hidden] = 0
         ids[row, hidden] = 0
     return {"input_ids": ids, "attention_mask": mask}
@@ -69,33 +70,77 @@ def test_identical_to_plain(family: str, drafter: str, attention: str) -> None:
     assert (accepted > 0) == (drafter != "none")
 
 
-# Stock eager attention and stock experts do not take double precision (with left padding, in the former's case).
-SINGLE_PRECISION = {"gemma2", "mixtral", "qwen3_moe"}
+def other_target(family: str) -> PreTrainedModel:
+    """A model of a family, in double precision where its stock code takes that."""
+    target = tiny(family, attention="eager" if family in ("gemma2", "xglm") else "sdpa")
+    if hasattr(target, "set_experts_implementation"):
+        target.set_experts_implementation("eager")
+    return target.float() if family in ("gemma2", "xglm") else target
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(CORE)))
+def other_prompt(family: str, batch: int, target: PreTrainedModel) -> dict[str, Tensor]:
+    """Prompts with a picture for models that see, sound for those that hear."""
+    if family == "whisper":
+        return sound_inputs(batch, target.dtype)
+    inputs = prompt(family, batch)
+    if family in SEEING:
+        seen = torch.randint(3, 12, (batch, IMAGE_LENGTH + 2), generator=torch.Generator().manual_seed(2))
+        seen[:, 1:-1] = IMAGE_TOKEN
+        ids = torch.cat([inputs["input_ids"], seen], dim=1)
+        mask = torch.cat([inputs["attention_mask"], torch.ones_like(seen)], dim=1)
+        return {"input_ids": ids, "attention_mask": mask, **image_inputs(family, ids, target.dtype)}
+    return inputs
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", sorted({*FAMILIES, *SEEING}.difference(CORE)))
 def test_other_families_identical_to_plain(family: str) -> None:
-    target = tiny(family, attention="eager" if family == "gemma2" else "sdpa")
-    if family in SINGLE_PRECISION:
-        target.float()
-    draft = perturbed(specheads.enable(target), 0.05)
-    accepted = dict.fromkeys(["recycling", "draft model", "draft tree"], 0)
+    target = specheads.enable(other_target(family))
+    draft = perturbed(target, 0.05)
+    saved = dict.fromkeys(["suffix", "recycling", "draft model", "draft tree"], 0)
     for batch in (1, 4):
-        inputs = prompt(family, batch)
-        plain = target.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
-        for drafter in accepted:
-            for draft_tokens in (1, 3, 8):
-                settings = arguments(drafter, draft_tokens, draft, family)
-                settings |= {"max_new_tokens": NEW_TOKENS, "do_sample": False, "return_dict_in_generate": True}
-                out = target.generate(**inputs, **settings)
-                assert torch.equal(out.sequences, plain), (drafter, draft_tokens, batch)
-                accepted[drafter] += out.speculation.num_accepted_draft_tokens
-    assert all(accepted.values())
+        settings = {**other_prompt(family, batch, target), "max_new_tokens": NEW_TOKENS, "do_sample": False}
+        settings["min_new_tokens"] = NEW_TOKENS if batch == 1 else None
+        plain, plain_passes = counted(target, settings)
+        for drafter, draft_tokens in zip(saved, (3, 2, 4, 3), strict=True):
+            text, passes = counted(target, {**settings, **arguments(drafter, draft_tokens, draft, family)})
+            assert torch.equal(text, plain), (drafter, batch)
+            saved[drafter] += plain_passes - passes
+    assert sum(saved.values()) > 0
 
 
-def test_distance_biases_are_refused() -> None:
-    with pytest.raises(ValueError, match="ALiBi"):
-        specheads.enable(tiny("falcon", alibi=True))
+def counted(target: PreTrainedModel, settings: dict[str, Any]) -> tuple[Tensor, int]:
+    """What a call says and how many passes it takes."""
+    passes: list[int] = []
+    hook = target.register_forward_pre_hook(lambda *_: passes.append(1))
+    text = target.generate(**settings)
+    hook.remove()
+    return text, len(passes)
+
+
+@pytest.mark.parametrize("family", sorted(REFUSED))
+def test_families_that_cannot_be_are_refused_by_name(family: str) -> None:
+    config = AutoConfig.for_model(family)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with torch.device("meta"):
+        model = model_class(config)
+    with pytest.raises(ValueError, match=f"'{family}' models"):
+        specheads.enable(model)
+
+
+def test_bounded_time_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="time_step_limit"):
+        specheads.enable(tiny("mamba2", time_step_limit=(0.0, 0.1)))
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_distance_biases(batch: int) -> None:
+    target = specheads.enable(tiny("falcon", alibi=True))
+    inputs = prompt("falcon", batch)
+    plain = target.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+    for drafter in ("suffix", "draft model"):
+        settings = arguments(drafter, 3, perturbed(target, 0.05), "falcon")
+        assert torch.equal(target.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False, **settings), plain)
 
 
 @pytest.mark.parametrize("drafter", ["draft model", "draft tree", "auto"])
@@ -117,34 +162,26 @@ def test_a_row_is_what_it_is_alone(family: str, drafter: str) -> None:
         assert set(together[row, start:][len(own) :].tolist()) <= {0}
 
 
-def test_a_family_not_proven_is_refused_by_name() -> None:
-    from transformers import BloomConfig, BloomForCausalLM
-
-    model = BloomForCausalLM(BloomConfig(vocab_size=16, hidden_size=16, n_layer=1, n_head=2))
-    with pytest.raises(ValueError, match="'bloom'"):
-        specheads.enable(model)
-
-
 @pytest.mark.parametrize("mistake", ["positions", "mask", "window", "rollback", "path"])
 def test_the_comparison_sees(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part of the target's pass, broken on purpose."""
     from specheads.cache import Layout, SlotCache
-    from specheads.target import ModelRunner
+    from specheads.target import SlotRunner
 
     if mistake == "positions":
-        original_extend = ModelRunner.extend
+        original_extend = SlotRunner.extend
         monkeypatch.setattr(
-            ModelRunner, "extend", lambda self, tokens, depths, visible: original_extend(self, tokens, depths * 0, visible)
+            SlotRunner, "extend", lambda self, tokens, depths, visible: original_extend(self, tokens, depths * 0, visible)
         )
     elif mistake == "mask":
-        original_mask = ModelRunner._mask
+        original_mask = SlotRunner._mask
         monkeypatch.setattr(
-            ModelRunner, "_mask", lambda self, window, depths, visible: original_mask(self, window, depths, visible | True)
+            SlotRunner, "_mask", lambda self, window, depths, visible: original_mask(self, window, depths, visible | True)
         )
     elif mistake == "window":
-        original_window = ModelRunner._mask
+        original_window = SlotRunner._mask
         monkeypatch.setattr(
-            ModelRunner,
+            SlotRunner,
             "_mask",
             lambda self, window, depths, visible: original_window(self, window and window - 1, depths, visible),
         )

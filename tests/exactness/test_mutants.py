@@ -159,14 +159,14 @@ def stop_rules_once_a_block(patch: pytest.MonkeyPatch) -> None:
 
 def draft_left_in_the_cache(patch: pytest.MonkeyPatch) -> None:
     """A rejected token stays and the row's positions are those of the draft."""
-    from specheads.target import ModelRunner
+    from specheads.target import SlotRunner
 
-    original = ModelRunner.commit
+    original = SlotRunner.commit
 
-    def commit(self: ModelRunner, kept: Sequence[Sequence[int]]) -> None:
+    def commit(self: SlotRunner, kept: Sequence[Sequence[int]]) -> None:
         original(self, [list(range(self.written - 1)) if self.written > 1 and len(slots) == 1 else slots for slots in kept])
 
-    patch.setattr(ModelRunner, "commit", commit)
+    patch.setattr(SlotRunner, "commit", commit)
 
 
 def last_law_for_every_node(patch: pytest.MonkeyPatch) -> None:
