@@ -1,13 +1,14 @@
 """Tries a model type that is not listed: does its forward take what a round asks of it?
 
 A model that follows the usual conventions does what the listed ones do. That is not assumed but tried, once per model, with a
-few tokens: nodes of a small tree, in one pass on a filled cache, must get the logits that passes over each path alone give.
+few tokens: nodes of a small tree, in one pass on a filled cache, must get the logits that stock passes over each path give.
 
 Shapes: P tokens of the prompt, N nodes, V vocabulary.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -56,7 +57,7 @@ def _passes(model: PreTrainedModel, family: Any) -> bool:
     mask[0, :2] = 0
     try:
         ours = _in_one_pass(model, family, ids, mask, parents)
-        theirs = torch.stack([_alone(model, ids, mask, path) for path in _paths(parents)], dim=1)
+        theirs = torch.stack([_along(model, ids, mask, path) for path in _paths(parents)], dim=1)
     except Exception:  # whatever it says, it does not take this
         return False
     scale = theirs.double().std().clamp(min=1e-6)
@@ -74,13 +75,14 @@ def _in_one_pass(model: PreTrainedModel, family: Any, ids: Tensor, mask: Tensor,
     return runner.extend(ids[:, PROMPT:], tree.depths, tree.visible).logits
 
 
-def _alone(model: PreTrainedModel, ids: Tensor, mask: Tensor, path: Sequence[int]) -> Tensor:
-    """`[2, V]` after the prompt, the root and a path, by passes of the model over each row from scratch."""
-    rows = []
-    for row, own in zip(ids, mask, strict=True):
-        text = torch.cat([row[:PROMPT][own.bool()], row[PROMPT:][[0, *path]]])
-        rows.append(model(input_ids=text[None], use_cache=False, return_dict=True).logits[0, -1])
-    return torch.stack(rows)
+def _along(model: PreTrainedModel, ids: Tensor, mask: Tensor, path: Sequence[int]) -> Tensor:
+    """`[2, V]` after the prompt, the root and a path, by a stock pass over all of them, prepared as `generate` does."""
+    text = torch.cat([ids[:, :PROMPT], ids[:, PROMPT:][:, [0, *path]]], dim=1)
+    whole = torch.cat([mask, mask.new_ones(2, 1 + len(path))], dim=1)
+    arguments: dict[str, Any] = {"input_ids": text, "attention_mask": whole, "use_cache": False, "return_dict": True}
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        arguments["position_ids"] = (whole.cumsum(dim=1) - 1).clamp(min=0)
+    return model(**arguments).logits[:, -1]
 
 
 def _paths(parents: Sequence[int]) -> list[list[int]]:

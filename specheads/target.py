@@ -165,6 +165,8 @@ def family_of(model: PreTrainedModel) -> Family:
             f"with {attention!r}; load it with `attn_implementation='sdpa'`."
         )
     _check_rope(model.config)
+    if family.takes_trees and "position_ids" not in inspect.signature(model.forward).parameters:
+        family = replace(family, takes_trees=False)  # it counts its positions itself
     if family.is_stateful and any(
         tuple(getattr(module, "time_step_limit", UNBOUNDED)) != UNBOUNDED for module in model.modules()
     ):
