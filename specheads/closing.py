@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import Cache
 
 from . import compat
 from .loop import Call
@@ -32,14 +33,15 @@ def lent_cache(call: Call, request: Request) -> Iterator[None]:
 
 
 def returned_fields(call: Call, request: Request) -> dict[str, Any]:
-    """The fields of the output besides the ids, by name. A cache that is returned, or was passed in, gets its content back."""
+    """The fields of the output besides the ids, by name. A cache that was passed in gets its content back."""
     config, given = request.generation_config, request.model_kwargs
     fields: dict[str, Any] = {}
-    returns_cache = config.return_dict_in_generate and config.use_cache
-    if returns_cache or call.outputs.are_wanted or _is_lent(request):
+    if call.outputs.are_wanted or _is_lent(request):
         run_over_padding(call)
-    if returns_cache or _is_lent(request):
-        fields[compat.CACHE] = call.target.give_back()
+    if _is_lent(request):
+        call.target.give_back()
+    if config.return_dict_in_generate and config.use_cache:
+        fields[compat.CACHE] = call.target.stock_cache if _is_lent(request) else cache_on_demand(call)
     is_encoder_decoder = call.target.model.config.is_encoder_decoder
     fields.update(call.outputs.collected(is_encoder_decoder))
     if is_encoder_decoder:
@@ -48,6 +50,31 @@ def returned_fields(call: Call, request: Request) -> dict[str, Any]:
             if getattr(call.outputs, name):
                 fields[f"encoder_{name}"] = encoder.get(name)
     return fields
+
+
+def cache_on_demand(call: Call) -> Cache:
+    """The stock cache, filled when it is first looked at: most who ask for an output with the statistics never do."""
+    stock = call.target.stock_cache
+    kind = type(stock)
+
+    def fill(cache: Any) -> None:
+        cache.__class__ = kind
+        with torch.no_grad():
+            run_over_padding(call)
+            cache.__dict__.update(vars(call.target.give_back()))
+
+    def look_up(cache: Any, name: str) -> Any:
+        fill(cache)
+        return getattr(cache, name)
+
+    def reduce(cache: Any, protocol: Any) -> Any:
+        fill(cache)
+        return cache.__reduce_ex__(protocol)
+
+    # Without attributes of its own, so that the first look for one ends in `look_up`.
+    own = {"__getattr__": look_up, "__reduce_ex__": reduce, "__module__": kind.__module__}
+    unfilled: Any = type(kind.__name__, (kind,), own)
+    return unfilled.__new__(unfilled)
 
 
 def run_over_padding(call: Call) -> None:

@@ -59,6 +59,7 @@ def next_position(model: PreTrainedModel, ids: Tensor, cache: Cache, model_kwarg
 
 def is_plain_cache(cache: Any) -> bool:
     """Whether a cache is one that a round can be built on: dynamic, not offloaded, not quantised."""
+    getattr(cache, "layers", None)  # one that is filled on demand is so from here on
     if isinstance(cache, EncoderDecoderCache):
         return is_plain_cache(cache.self_attention_cache) and is_plain_cache(cache.cross_attention_cache)
     return type(cache) is DynamicCache and not getattr(cache, "offloading", False)

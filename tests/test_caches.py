@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ def assert_same_cache(own: Any, plain: Any) -> None:
         assert_same_cache(own.self_attention_cache, plain.self_attention_cache)
         assert_same_cache(own.cross_attention_cache, plain.cross_attention_cache)
         return
-    assert type(own) is type(plain) and own.get_seq_length() == plain.get_seq_length()
+    assert own.get_seq_length() == plain.get_seq_length() and type(own) is type(plain)
     for ours, theirs in zip(own.layers, plain.layers, strict=True):
         assert type(ours) is type(theirs)
         assert vars(ours).keys() == vars(theirs).keys()
@@ -193,6 +195,21 @@ def test_without_a_cache() -> None:
     out = target.generate(**given, use_cache=False, **arguments("recycling", 4, target, "llama"))
     assert torch.equal(out.sequences, plain.sequences)
     assert plain.get(compat.CACHE) is None and out.get(compat.CACHE) is None
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache)), lambda cache: cache])
+def test_a_returned_cache_costs_nothing_until_it_is_looked_at(copied: Any) -> None:
+    target = specheads.enable(tiny())
+    passes = []
+    target.register_forward_pre_hook(lambda *_: passes.append(1))
+    given = {**prompt("llama", 4), "do_sample": False, "max_new_tokens": 22, "return_dict_in_generate": True}
+    given |= {"eos_token_id": early_end("llama"), "pad_token_id": 3}
+    plain = target.generate(**given)
+    out = target.generate(**given, **arguments("recycling", 4, target, "llama"))
+    cache, before = out[compat.CACHE], len(passes)
+    assert isinstance(cache, DynamicCache)
+    assert_same_cache(copied(cache), plain[compat.CACHE])
+    assert len(passes) > before and type(cache) is DynamicCache
 
 
 def test_the_comparison_sees_rows_out_of_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,7 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "suffix": ("suffix", "SuffixDrafter"),
     "recycling": ("recycling", "RecyclingDrafter"),
     "auto": ("auto", "AutoDrafter"),
+    "wrong": ("wrong", "WrongDrafter"),
 }
 
 

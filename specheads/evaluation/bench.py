@@ -29,6 +29,8 @@ class Bench:
         variants: Per name, the arguments of `generate` that make the variant.
         arguments: Those that all share.
         seed: Of sampling.
+        packed: The target with prepacked weights.
+        on_packed: The names of the variants that run on it.
     """
 
     model: Any
@@ -36,6 +38,8 @@ class Bench:
     variants: dict[str, dict[str, Any]]
     arguments: dict[str, Any]
     seed: int
+    packed: Any = None
+    on_packed: frozenset[str] = frozenset()
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Runs every variant for a few tokens, so that none is the first to touch the model.
@@ -66,7 +70,8 @@ class Bench:
         return {"category": prompts[0].category, "prompts": [prompt.name for prompt in prompts], "runs": records}
 
     def _run(self, name: str, prompts: Sequence[Prompt], seed: int, **changed: Any) -> Run:
-        return timed_run(self.model, self._inputs(prompts), seed, **{**self.variants[name], **self.arguments, **changed})
+        model = self.packed if name in self.on_packed else self.model
+        return timed_run(model, self._inputs(prompts), seed, **{**self.variants[name], **self.arguments, **changed})
 
     def _compare(self, name: str, prompts: Sequence[Prompt], runs: dict[str, Run]) -> list[Any] | None:
         if name == PLAIN or self.arguments["do_sample"]:

@@ -6,6 +6,7 @@ else the machine does meets all of them alike. Ratios are taken prompt by prompt
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import sys
 from collections.abc import Iterable, Sequence
@@ -42,8 +43,9 @@ class SpeedArguments:
     variant: str = field(
         default="plain,auto",
         metadata={
-            "help": "names separated by commas: plain, auto, suffix, recycling, lookup, none, assisted:<draft model>; "
-            "of transformers: hf-lookup, hf-assisted:<draft model>"
+            "help": "names separated by commas: plain, auto, suffix, recycling, lookup, wrong, none, assisted:<draft model>; "
+            "of transformers: hf-lookup, hf-lookup:<tokens>, hf-assisted:<draft model>; with +packed at its end, on a copy of "
+            "the target with prepacked weights"
         },
     )
     limit: int | None = field(default=None, metadata={"help": "how many prompts, taken evenly from the file"})
@@ -132,14 +134,20 @@ def _prepare(options: SpeedArguments, variants: Sequence[Variant]) -> Bench:
     if any(variant.is_ours for variant in variants):
         enable(model)
     if options.pack_for_cpu:
-        try:
-            pack_for_cpu(model)
-        except ValueError as error:
-            raise InputError(str(error)) from error
+        _pack(model)
+    on_packed = frozenset(variant.name for variant in variants if variant.is_packed)
+    packed = _pack(copy.deepcopy(model)) if on_packed else None
     fields = options_of(options.draft_tokens, options.tree_nodes)
     ways = {v.name: generate_arguments(v, fields, options.draft_tokens, load_model) for v in variants}
     shared = {"max_new_tokens": options.max_new_tokens, **sampling_arguments(options.temperature)}
-    return Bench(model, tokenizer, ways, shared, options.seed)
+    return Bench(model, tokenizer, ways, shared, options.seed, packed, on_packed)
+
+
+def _pack(model: Any) -> Any:
+    try:
+        return pack_for_cpu(model)
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def _settings(options: SpeedArguments) -> dict[str, Any]:

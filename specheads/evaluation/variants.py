@@ -9,8 +9,9 @@ from typing import Any
 from .prompts import InputError
 
 PLAIN = "plain"
-DRAFTERS = ("auto", "suffix", "recycling", "lookup", "none")
+DRAFTERS = ("auto", "suffix", "recycling", "lookup", "wrong", "none")
 STOCK_LOOKUP = "hf-lookup"
+PACKED = "+packed"
 WITH_MODEL = ("assisted", "hf-assisted")
 
 
@@ -22,11 +23,15 @@ class Variant:
         name: As the user wrote it.
         kind: `"plain"`, a drafter's name, `"hf-lookup"`, `"assisted"` or `"hf-assisted"`.
         draft_model: For the last two, the folder or id of the draft model.
+        draft_tokens: For `"hf-lookup"`, how many tokens it drafts.
+        is_packed: Whether it runs on a copy of the target with prepacked weights.
     """
 
     name: str
     kind: str
     draft_model: str | None = None
+    draft_tokens: int | None = None
+    is_packed: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -56,15 +61,19 @@ def parse_variants(text: str) -> list[Variant]:
 
 
 def _parse_variant(name: str) -> Variant:
-    kind, _, model = name.partition(":")
+    is_packed = name.endswith(PACKED)
+    kind, _, more = name.removesuffix(PACKED).partition(":")
     if kind in WITH_MODEL:
-        if not model:
+        if not more:
             raise InputError(f"The variant {name} needs a draft model: write {kind}:<folder or id>.")
-        return Variant(name, kind, model)
-    if name in (PLAIN, STOCK_LOOKUP, *DRAFTERS):
-        return Variant(name, name)
-    known = ", ".join((PLAIN, *DRAFTERS, STOCK_LOOKUP, *(f"{kind}:<model>" for kind in WITH_MODEL)))
-    raise InputError(f"There is no variant {name}; there are {known}.")
+        return Variant(name, kind, more, is_packed=is_packed)
+    if kind == STOCK_LOOKUP and (not more or more.isdecimal()):
+        return Variant(name, kind, draft_tokens=int(more) if more else None, is_packed=is_packed)
+    if kind in (PLAIN, *DRAFTERS) and not more:
+        return Variant(name, kind, is_packed=is_packed)
+    stock = (STOCK_LOOKUP, f"{STOCK_LOOKUP}:<tokens>")
+    known = ", ".join((PLAIN, *DRAFTERS, *stock, *(f"{kind}:<model>" for kind in WITH_MODEL)))
+    raise InputError(f"There is no variant {name}; there are {known}, each of them also with {PACKED} at its end.")
 
 
 def generate_arguments(
@@ -84,7 +93,7 @@ def generate_arguments(
     if variant.kind == PLAIN:
         return {}
     if variant.kind == STOCK_LOOKUP:
-        return {"prompt_lookup_num_tokens": draft_tokens or STOCK_LOOKUP_TOKENS}
+        return {"prompt_lookup_num_tokens": variant.draft_tokens or draft_tokens or STOCK_LOOKUP_TOKENS}
     if variant.draft_model is None:
         return {"speculative": {"drafter": variant.kind, **options}}
     draft = load_draft(variant.draft_model)

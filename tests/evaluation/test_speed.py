@@ -34,6 +34,8 @@ def command(model: Path, prompts: Path, output: Path, *more: str) -> list[str]:
 def test_plain_comes_first_named_or_not() -> None:
     assert [variant.name for variant in parse_variants("auto, plain,hf-lookup")] == ["plain", "auto", "hf-lookup"]
     assert [variant.name for variant in parse_variants("none")] == ["plain", "none"]
+    stock = parse_variants("hf-lookup:7+packed")[1]
+    assert (stock.kind, stock.draft_tokens, stock.is_packed) == ("hf-lookup", 7, True)
 
 
 def test_a_draft_model_may_have_colons_in_its_name() -> None:
