@@ -1,0 +1,105 @@
+"""Heads of other libraries in, and out for other engines: one file per layout, each with `recognises`, `read` and `write`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from transformers import AutoModel, PreTrainedModel
+
+from ..heads import DraftHead, EagleHead, MedusaHeads
+from ..heads.saving import written_together
+from . import eagle, eagle3, hydra, medusa, speculators, vllm_medusa
+from .checkpoint import Checkpoint
+
+__all__ = ["Checkpoint", "export_head", "import_head"]
+
+# In the order in which they are asked: the more specific layouts first.
+LAYOUTS: tuple[ModuleType, ...] = (speculators, vllm_medusa, hydra, medusa, eagle3, eagle)
+# A name, the class of head that it holds, and what writes it.
+EXPORTS: dict[str, tuple[type[DraftHead], Callable[..., None]]] = {
+    "speculators": (EagleHead, speculators.write),
+    "eagle3": (EagleHead, eagle3.write),
+    "eagle": (EagleHead, eagle.write),
+    "vllm-medusa": (MedusaHeads, vllm_medusa.write),
+    "medusa": (MedusaHeads, medusa.write),
+    "medusa-v2": (MedusaHeads, partial(medusa.write, version="2")),
+    "tgi-medusa": (MedusaHeads, medusa.write),
+    "hydra": (MedusaHeads, hydra.write),
+}
+DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+
+def import_head(path_or_id: str | os.PathLike[str], target: PreTrainedModel, **options: Any) -> DraftHead:
+    """Reads a head in any of the published layouts, for a target, and binds it to that.
+
+    The layout is recognised by its config and the names of its weights. Nothing is guessed: what is missing, not known or of
+    another shape is an error that lists it.
+
+    Args:
+        path_or_id: A folder, or the id of a Hub repository.
+        target: The model that the head is for.
+        options: `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder`, `force_download` reach every download.
+            `layer_id_convention` (`"hidden_states"` or `"layer_outputs"`) and `d2t_encoding` (`"offsets"` or `"ids"`) settle
+            what an EAGLE-3 checkpoint may leave open; `version` tells EAGLE-1 from 2.
+
+    Returns:
+        The head, in the precision of its weights.
+
+    Raises:
+        FileNotFoundError: if there is no config or there are no weights.
+        ValueError: if the layout is not known, or the head is incomplete, does not fit the target, or asks for what is not
+            known.
+    """
+    download = {name: options.pop(name) for name in DOWNLOAD if name in options}
+    checkpoint = Checkpoint.open(path_or_id, **download)
+    if "specheads_version" in checkpoint.config:
+        head: DraftHead = AutoModel.from_pretrained(path_or_id, **download)
+        head.bind(target)
+        return head
+    layout = next((layout for layout in LAYOUTS if layout.recognises(checkpoint)), None)
+    if layout is None:
+        names = sorted(checkpoint.weights)
+        raise ValueError(
+            f"The layout of {path_or_id} is not known: {len(names)} weights, the first {', '.join(names[:5])}. "
+            "Known are Medusa's, vLLM's Medusa, Hydra's, EAGLE-1 to 3 and speculators."
+        )
+    head = _with_options(layout, options)(checkpoint, target)
+    head.eval()
+    head.bind(target)
+    return head
+
+
+def export_head(head: DraftHead, folder: str | os.PathLike[str], format: str) -> None:
+    """Writes a head in the layout of another library or engine. The files appear in the folder when all are written.
+
+    Args:
+        head: The head.
+        folder: Where to.
+        format: `"speculators"` (vLLM), `"eagle3"` (SGLang, EAGLE's code), `"eagle"` (EAGLE-1 and 2), `"vllm-medusa"`,
+            `"medusa"` (version 1), `"medusa-v2"`, `"tgi-medusa"` or `"hydra"`.
+
+    Raises:
+        ValueError: if the format is not known, or has no place for something that the head has.
+    """
+    if format not in EXPORTS:
+        raise ValueError(f"Unknown format {format!r}; known are {', '.join(EXPORTS)}.")
+    kind, write = EXPORTS[format]
+    if not isinstance(head, kind):
+        raise ValueError(f"The format {format!r} holds {kind.__name__}, got {type(head).__name__}.")
+    with written_together(folder) as temporary:
+        write(head, temporary)
+
+
+def _with_options(layout: ModuleType, options: dict[str, Any]) -> Callable[..., DraftHead]:
+    known = set(layout.read.__annotations__) - {"checkpoint", "target", "return"}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        name = layout.__name__.rsplit(".", 1)[-1]
+        raise ValueError(
+            f"Unknown option(s) {', '.join(unknown)} for the layout {name}; it has {', '.join(sorted(known)) or 'none'}."
+        )
+    return partial(layout.read, **options)

@@ -1,0 +1,25 @@
+"""Draft heads, real models of the transformers ecosystem: one file per architecture, config and module."""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, AutoModel
+
+from .base import ConfidenceHead, DraftHead, HeadConfig
+from .eagle import EagleConfig, EagleHead, EagleOutput
+from .medusa import MedusaConfig, MedusaHeads, MedusaOutput
+
+__all__ = [
+    "ConfidenceHead",
+    "DraftHead",
+    "EagleConfig",
+    "EagleHead",
+    "EagleOutput",
+    "HeadConfig",
+    "MedusaConfig",
+    "MedusaHeads",
+    "MedusaOutput",
+]
+
+for _config, _model in ((EagleConfig, EagleHead), (MedusaConfig, MedusaHeads)):
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    AutoModel.register(_config, _model, exist_ok=True)
