@@ -122,7 +122,7 @@ def _run_prompt(model: PreTrainedModel, request: Request) -> tuple[Pass, Cache]:
     outputs = compat.prefill(model, request.input_ids, request.generation_config, request.model_kwargs)
     given = Pass.of(outputs)
     # A copy, so that the logits of the whole prompt do not stay.
-    return replace(given, logits=given.logits[:, -1:].clone()), compat.cache_of(outputs)
+    return replace(given, logits=given.logits[:, -1:].to(request.input_ids.device, copy=True)), compat.cache_of(outputs)
 
 
 def _prompt(model: PreTrainedModel, request: Request, cache: Cache, given: Pass) -> Prompt:

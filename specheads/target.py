@@ -420,14 +420,16 @@ class SlotRunner(ModelRunner):
 
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Pass:
         """One pass, of any tree for rows of any lengths where the family takes trees."""
-        device = self.slots.layout.device
+        device, asked_on = self.slots.layout.device, tokens.device
         tokens, depths, visible = tokens.to(device), depths.to(device), visible.to(device)
         self.slots.open(self.written, tokens.shape[1])
         self.round_depths = torch.cat([self.round_depths, depths], dim=1) if self.written else depths
         self.written += tokens.shape[1]
         positions = self.offset + (self.slots.layout.length_tensor[:, None] + depths)
         mask = self._masks(depths, visible) if self.family.takes_trees else self._columns()
-        return Pass.of(self.forward(tokens, positions, mask))
+        given = Pass.of(self.forward(tokens, positions, mask))
+        # A model on several devices may leave them on any.
+        return replace(given, logits=given.logits.to(asked_on))
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Ends the round."""
