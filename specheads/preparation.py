@@ -38,7 +38,7 @@ KNOWN_INPUTS = {
     "output_attentions",
     "output_hidden_states",
     "use_cache",
-    compat.CACHE,
+    *compat.CACHE_NAMES,
 }
 # What the pass over the prompt takes, and those after it do without.
 PROMPT_INPUTS = compat.PROMPT_INPUTS.union({"image_grid_thw", "video_grid_thw", "second_per_grid_ts"})
@@ -116,13 +116,13 @@ def _goes_in_step(context: DraftContext, drafter: Drafter, family: Family) -> bo
 
 def _run_prompt(model: PreTrainedModel, request: Request) -> tuple[Pass, Cache]:
     """The stock pass over the prompt: what it gave, of the logits `[B, 1, V]` those of the first token, and the cache."""
-    if request.model_kwargs.get(compat.CACHE) is None:
-        request.model_kwargs[compat.CACHE] = compat.new_cache(model)
+    if request.model_kwargs.get(name := compat.cache_name(model)) is None:
+        request.model_kwargs[name] = compat.new_cache(model)
         request.model_kwargs["use_cache"] = True
     outputs = compat.prefill(model, request.input_ids, request.generation_config, request.model_kwargs)
     given = Pass.of(outputs)
     # A copy, so that the logits of the whole prompt do not stay.
-    return replace(given, logits=given.logits[:, -1:].to(request.input_ids.device, copy=True)), compat.cache_of(outputs)
+    return replace(given, logits=given.logits[:, -1:].to(request.input_ids.device, copy=True)), compat.cache_of(model, outputs)
 
 
 def _prompt(model: PreTrainedModel, request: Request, cache: Cache, given: Pass) -> Prompt:
@@ -225,7 +225,8 @@ def check_inputs(model_kwargs: Mapping[str, Any]) -> None:
         raise ValueError(
             f"`speculative` does not support the argument(s) {', '.join(unknown)} yet; drop them or `speculative`."
         )
-    check_cache(model_kwargs.get(compat.CACHE))
+    for name in compat.CACHE_NAMES:
+        check_cache(model_kwargs.get(name))
 
 
 def check_cache(cache: Any) -> None:

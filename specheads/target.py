@@ -539,7 +539,7 @@ class StockForward:
 
     def __init__(self, model: PreTrainedModel, cache: Cache, inputs: dict[str, Any]):
         self.model = model
-        self.always = {compat.CACHE: cache, "use_cache": True, "return_dict": True, **inputs}
+        self.always = {compat.cache_name(model): cache, "use_cache": True, "return_dict": True, **inputs}
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self.ids, self.mask, self.positions = (f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids"))
         self.takes_positions = self.positions in inspect.signature(model.forward).parameters
@@ -577,7 +577,7 @@ def run_prompt(
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
     outputs = forward(ids, positions, mask)
     prompt = Prompt.of(ids.shape[1], ids.shape[0], mask, None, ids.device)
-    return make_runner(model, compat.cache_of(outputs), prompt, family or family_of(model), tokens, inputs)
+    return make_runner(model, compat.cache_of(model, outputs), prompt, family or family_of(model), tokens, inputs)
 
 
 def make_runner(
