@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
-FEW_ROWS = 64  # beyond, a product is bound by arithmetic and the stock one is as good
+FEW_ROWS = 128  # beyond, a product is bound by arithmetic and the stock one is as good
 LAYOUT_ROWS = 8  # the number of rows that the layout is chosen for
 
 

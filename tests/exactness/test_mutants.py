@@ -170,11 +170,13 @@ def draft_left_in_the_cache(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_law_for_every_node(patch: pytest.MonkeyPatch) -> None:
+    from specheads.target import Pass
+
     original = loop.forward
 
-    def forward(call: Any, tree: DraftTree) -> Tensor:
-        logits = original(call, tree)
-        return logits[:, :1].expand_as(logits).contiguous()
+    def forward(call: Any, tree: DraftTree) -> Pass:
+        logits = original(call, tree).logits
+        return Pass(logits[:, :1].expand_as(logits).contiguous())
 
     patch.setattr(loop, "forward", forward)
 
