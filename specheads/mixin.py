@@ -19,7 +19,7 @@ from .config import SpeculativeConfig
 from .drafters import Drafter, load_drafter
 from .kinds import check_model, unwrapped
 from .loop import run
-from .preparation import Request, check_cache, check_mode, prepare
+from .preparation import Request, check_cache, check_mode, check_settings, prepare
 from .stats import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -107,6 +107,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
         stray = [name for name in kwargs if name in SpeculativeConfig.__dataclass_fields__]
         if stray:
             raise ValueError(f"{', '.join(stray)}: settings of speculation go into `speculative={{...}}`, not beside it.")
+        check_settings(kwargs)
         attached = self.__dict__.get("_speculation") or Attachment(SpeculativeConfig(), None)
         config = SpeculativeConfig.from_value(speculative, attached.config)
         check_model(self)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from .attention import repeat_heads, share_heads
+
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 FEW_ROWS = 128  # beyond, a product is bound by arithmetic and the stock one is as good
@@ -81,7 +83,8 @@ def _fits(layer: nn.Module) -> bool:
 def pack_for_cpu(model: Model) -> Model:
     """Prepacks a model's linear weights for passes of a few tokens on a CPU, in place.
 
-    The outputs are those of the same products in another order of summation. It takes as much memory again as the linear
+    The outputs are those of the same products in another order of summation. Attention under a mask shares key-value heads
+    instead of copying them. It takes as much memory again as the linear
     weights, an output layer that shares its weight with the embedding among them.
 
     Args:
@@ -106,6 +109,7 @@ def pack_for_cpu(model: Model) -> Model:
         )
     for layer in fitting:
         layer.__class__ = PackedLinear
+    share_heads(model)
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     packed = sum(type(layer) is PackedLinear for layer in linear)
     if packed < len(linear):
@@ -119,6 +123,7 @@ def pack_for_cpu(model: Model) -> Model:
 
 def unpack(model: Model) -> Model:
     """Undoes `pack_for_cpu` and frees the packed copies. Returns the model."""
+    repeat_heads(model)
     packed: list[Any] = [layer for layer in model.modules() if type(layer) is PackedLinear]
     for layer in packed:
         for name in PACKED:

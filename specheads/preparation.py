@@ -44,6 +44,17 @@ KNOWN_INPUTS = {
 PROMPT_INPUTS = compat.PROMPT_INPUTS.union({"image_grid_thw", "video_grid_thw", "second_per_grid_ts"})
 ENCODER_INPUTS = ("encoder_outputs", "attention_mask")
 OUTPUT_SWITCHES = ("output_attentions", "output_hidden_states")
+# Settings of transformers' own assisted generation, and a decoding loop of one's own.
+OF_OTHER_MODES = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
+    "target_lookbehind",
+    "max_matching_ngram_size",
+    "assistant_ensemble_weight",
+    "custom_generate",
+)
 # Tokens that stand for what is no text, by the names that configurations give them.
 PLACEHOLDERS = tuple(f"{kind}_token_{name}" for kind in ("image", "video", "audio") for name in ("id", "index"))
 
@@ -207,6 +218,22 @@ def check_mode(mode: Any, generation_config: Any, synced_gpus: bool | None) -> N
         raise ValueError(
             f"`speculative` keeps a cache of its own and does not take `cache_implementation="
             f"{generation_config.cache_implementation!r}`; drop it, or `speculative`."
+        )
+
+
+def check_settings(arguments: Mapping[str, Any]) -> None:
+    """Refuses what belongs to other ways of decoding, by the arguments of `generate`.
+
+    Raises:
+        ValueError: naming the settings.
+    """
+    config = arguments.get("generation_config")
+    settings = {**({} if config is None else vars(config)), **arguments}
+    foreign = [name for name in OF_OTHER_MODES if settings.get(name) is not None]
+    if foreign:
+        raise ValueError(
+            f"{', '.join(foreign)}: not for speculative generation, which has settings of its own (`speculative={{...}}`); "
+            "drop them or `speculative`."
         )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from . import compat
+from .attention import NAME as SHARED_HEADS
 from .cache import SlotCache
 from .proof import tried_family
 
@@ -139,7 +140,7 @@ REFUSED = {
     **dict.fromkeys(("zamba2", "nemotron_h"), "a pass of several tokens bounds its time steps as a pass of one does not"),
 }
 
-ATTENTION = ("sdpa", "eager")
+ATTENTION = ("sdpa", "eager")  # that one may choose; packing has one of its own
 # Their frequencies follow the largest position of a pass, so that a drafted token would turn those before it.
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 UNBOUNDED = (0.0, float("inf"))
@@ -159,7 +160,7 @@ def family_of(model: PreTrainedModel) -> Family:
             f"{', '.join(sorted([*FAMILIES, *SEEING]))}. Call `generate` without `speculative`."
         )
     attention = model.config.get_text_config(decoder=True)._attn_implementation
-    if attention not in ATTENTION:
+    if attention not in (*ATTENTION, SHARED_HEADS):
         raise ValueError(
             f"Speculative generation needs attention that takes a mask, {' or '.join(ATTENTION)}, but the model was loaded "
             f"with {attention!r}; load it with `attn_implementation='sdpa'`."

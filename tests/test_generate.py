@@ -22,7 +22,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
-    SynthIDTextWatermarkingConfig,
     TextIteratorStreamer,
     WatermarkingConfig,
 )
@@ -68,7 +67,6 @@ GREEDY_ARGUMENTS: dict[str, dict[str, Any]] = {
     "min_length": {"min_length": 18, "eos_token_id": [2, 31, 8]},
     "min_new_tokens": {"min_new_tokens": 9, "eos_token_id": [2, 31, 8]},
     "forced_eos_token_id": {"forced_eos_token_id": 6},
-    "forced_bos_token_id": {"forced_bos_token_id": 6},
     "suppress_tokens": {"suppress_tokens": [31, 5, 4]},
     "begin_suppress_tokens": {"begin_suppress_tokens": [31, 5, 4, 12, 6]},
     "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 1.4)},
@@ -285,14 +283,6 @@ def test_a_processor_with_a_state_sees_what_plain_decoding_shows_it(batch: int, 
     assert torch.equal(plain, out.sequences)
     assert processors[0].calls == processors[1].calls
     assert out.speculation.num_accepted_draft_tokens > 0
-
-
-def test_synthid_watermark(target: Any, draft: Any) -> None:
-    mark = SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)
-    arguments = {"watermarking_config": mark, "do_sample": True, "top_k": 1, "max_new_tokens": TOKENS}
-    inputs = prompt("llama", 2)
-    plain = target.generate(**inputs, **arguments)
-    assert torch.equal(plain, target.generate(**inputs, **arguments, speculative=DRAFT, assistant_model=draft))
 
 
 def test_ratios_over_a_processor_with_a_state_are_refused(target: Any, draft: Any) -> None:

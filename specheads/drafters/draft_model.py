@@ -17,7 +17,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogits
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..processors import POINTWISE, ScoreProcessors, in_full_precision, is_stateless
-from ..target import ModelRunner, family_of, run_prompt
+from ..target import ModelRunner, family_of, position_limit, run_prompt
 from ..tree import DraftTree
 from .base import Accepted, Budget, DraftContext
 from .growth import grow_chain, grow_tree, within_depths
@@ -62,7 +62,10 @@ class DraftModelDrafter:
             name = self.model.main_input_name
             raise ValueError(f"The draft model's encoder needs the `{name}`, and this call gives `encoder_outputs` only.")
         self.processors = draft_processors(context)
-        self.position_limit = getattr(self.model.config, "max_position_embeddings", None)
+        self.position_limit = position_limit(self.model)
+        if self.position_limit is None:  # positions without a table do not end, but those beyond were not trained
+            text = self.model.config.get_text_config(decoder=True)
+            self.position_limit = getattr(text, "max_position_embeddings", None)
         self.runner = None
         longest = max(len(prompt) for prompt in context.prompts)
         if self.position_limit is not None and longest >= self.position_limit:
