@@ -1,7 +1,8 @@
 """Attention of a few tokens on a long cache, without copying the cache.
 
 Where several query heads share a key-value head, the stock attention repeats keys and values for each of them as soon as there
-is a mask, in every layer and pass: a copy that grows with the text. Torch's own attention takes shared heads as they are.
+is a mask, in every layer and pass: a copy that grows with the text. Torch's own attention takes shared heads as they are, on a
+CPU by its fast kernel too.
 
 Shapes: B rows, Q query heads, H key-value heads, n tokens, S slots, D head dimension.
 """
@@ -28,7 +29,7 @@ def shared_heads_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The stock `sdpa` attention; under a mask, with key-value heads shared instead of repeated.
+    """The stock `sdpa` attention; on a CPU under a mask, with key-value heads shared instead of repeated.
 
     Args:
         module: The attention layer.
@@ -44,7 +45,7 @@ def shared_heads_attention(
         `[B, n, Q, D']`, and no weights.
     """
     shares = attention_mask is not None and getattr(module, "num_key_value_groups", 1) > 1
-    if not shares or kwargs.get("position_bias") is not None or kwargs.get("softcap") is not None:
+    if not shares or query.device.type != "cpu" or kwargs.get("position_bias") is not None or kwargs.get("softcap") is not None:
         stock = AttentionInterface()[STOCK]
         return stock(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     mixed = functional.scaled_dot_product_attention(
@@ -58,7 +59,7 @@ AttentionMaskInterface.register(NAME, AttentionMaskInterface()[STOCK])
 
 
 def share_heads(model: PreTrainedModel) -> None:
-    """Lets a model that attends by `sdpa` share its key-value heads under masks too."""
+    """Lets a model that attends by `sdpa` share its key-value heads under masks too, on a CPU. The numbers stay as they are."""
     _replace(model, STOCK, NAME)
 
 
@@ -70,5 +71,6 @@ def repeat_heads(model: PreTrainedModel) -> None:
 def _replace(model: PreTrainedModel, old: str, new: str) -> None:
     for module in model.modules():
         config: Any = getattr(module, "config", None)
-        if config is not None and getattr(config, "_attn_implementation", None) == old:
+        heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+        if shared and shared != heads and getattr(config, "_attn_implementation", None) == old:
             config._attn_implementation = new

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from . import compat, packing
+from . import attention, compat, packing
 from .closing import lent_cache, returned_fields
 from .config import SpeculativeConfig
 from .drafters import Drafter, load_drafter
@@ -216,6 +216,7 @@ def enable(
     config = SpeculativeConfig.from_options({**options, "drafter": drafter if isinstance(drafter, str) else None})
     loaded = None if drafter is None else load_drafter(unwrapped(drafter), model, tokenizer, assistant_tokenizer)
     attachment = Attachment(config, loaded)
+    attention.share_heads(model)
     if pack_for_cpu:
         packing.pack_for_cpu(model)
     if not isinstance(model, SpeculativeGenerationMixin):
@@ -233,6 +234,7 @@ def disable(model: Model) -> Model:
         model.__class__ = original
     model.__dict__.pop("_speculation", None)
     packing.unpack(model)
+    attention.repeat_heads(model)
     return given
 
 

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from .attention import repeat_heads, share_heads
-
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 FEW_ROWS = 128  # beyond, a product is bound by arithmetic and the stock one is as good
 LAYOUT_ROWS = 8  # the number of rows that the layout is chosen for
+LEAST_ROWS = 4  # the kernel takes longer for fewer rows than for this many
 
 
 class PackedLinear(nn.Linear):
@@ -42,7 +41,11 @@ class PackedLinear(nn.Linear):
         takes_gradient = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
         if not 0 < rows <= FEW_ROWS or takes_gradient or input.dtype != torch.float32 or self.weight.device.type != "cpu":
             return functional.linear(input, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(input, self._current(), self.bias, "none", [], "")
+        if rows >= LEAST_ROWS:
+            return torch.ops.mkldnn._linear_pointwise(input, self._current(), self.bias, "none", [], "")
+        filled = functional.pad(input.reshape(rows, -1), (0, 0, 0, LEAST_ROWS - rows))
+        outputs = torch.ops.mkldnn._linear_pointwise(filled, self._current(), self.bias, "none", [], "")[:rows]
+        return outputs.view(*input.shape[:-1], -1)
 
     def _current(self) -> Tensor:
         # Training steps and loaded weights change the version; assigned ones the place.
@@ -83,8 +86,7 @@ def _fits(layer: nn.Module) -> bool:
 def pack_for_cpu(model: Model) -> Model:
     """Prepacks a model's linear weights for passes of a few tokens on a CPU, in place.
 
-    The outputs are those of the same products in another order of summation. Attention under a mask shares key-value heads
-    instead of copying them. It takes as much memory again as the linear
+    The outputs are those of the same products in another order of summation. It takes as much memory again as the linear
     weights, an output layer that shares its weight with the embedding among them.
 
     Args:
@@ -109,7 +111,6 @@ def pack_for_cpu(model: Model) -> Model:
         )
     for layer in fitting:
         layer.__class__ = PackedLinear
-    share_heads(model)
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     packed = sum(type(layer) is PackedLinear for layer in linear)
     if packed < len(linear):
@@ -123,7 +124,6 @@ def pack_for_cpu(model: Model) -> Model:
 
 def unpack(model: Model) -> Model:
     """Undoes `pack_for_cpu` and frees the packed copies. Returns the model."""
-    repeat_heads(model)
     packed: list[Any] = [layer for layer in model.modules() if type(layer) is PackedLinear]
     for layer in packed:
         for name in PACKED:

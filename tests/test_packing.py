@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import specheads
-from specheads import attention
 from specheads.packing import FEW_ROWS, PackedLinear, unpack
 
 from .exactness.test_greedy import prompt
@@ -73,26 +71,3 @@ def test_what_cannot_be_packed_is_refused() -> None:
 def test_packing_twice_and_unpacking_twice() -> None:
     model = specheads.pack_for_cpu(specheads.pack_for_cpu(single_precision()))
     assert all(type(layer) is not PackedLinear for layer in unpack(unpack(model)).modules())
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral", "qwen3_moe"])
-def test_attention_shares_heads_under_a_mask(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers as the stock attention, and no copy of the cache; undone with the packing."""
-    model = tiny(family).float()
-    inputs = {"input_ids": torch.randint(3, 30, (3, 12)), "attention_mask": torch.ones(3, 12, dtype=torch.long)}
-    inputs["attention_mask"][1, :5] = 0
-    expected = model(**inputs).logits
-    specheads.pack_for_cpu(model)
-    assert model.config._attn_implementation == attention.NAME
-    with monkeypatch.context() as patch:
-        patch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
-        torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-4, rtol=1e-4)
-    specheads.enable(model)
-    specheads.disable(model)
-    assert model.config._attn_implementation == "sdpa"
-
-
-def test_the_configuration_of_a_packed_model_is_saved_without_it(tmp_path: Path) -> None:
-    model = specheads.pack_for_cpu(tiny("llama").float())
-    model.save_pretrained(tmp_path)
-    assert attention.NAME not in (tmp_path / "config.json").read_text()
