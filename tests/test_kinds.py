@@ -145,7 +145,7 @@ def test_enable_and_disable_take_a_peft_model(peft: Any) -> None:
 def test_a_peft_model_as_the_draft(peft: Any) -> None:
     target, draft = specheads.enable(tiny()), trained(with_lora(peft, tiny()), amount=0.05)
     assert_same(target, assistant_model=draft)
-    assert_same(specheads.enable(target, drafter=draft), True)
+    assert_same(specheads.enable(target, drafter=draft, **DRAFT), True)
 
 
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])
