@@ -208,6 +208,7 @@ class Pacer:
         self.most = max(0, most)
         self.acceptance = Acceptance(self.most)
         self.rows: list[int] = []
+        self.generated: list[int] = []
         self.shares: list[float] = []
         self.depths: list[int] = []
         self.balance = ALLOWANCE
@@ -220,6 +221,7 @@ class Pacer:
     def budget(self, context: DraftContext) -> Budget:
         """What the next round may draft; never more than a row has room for, its own token included."""
         self.rows, self.shares, lines = list(context.rows), shares(context), len(context.rows)
+        self.generated = [context.sequences.generated(row) for row in self.rows]
         rooms = [max(0, min(self.most, context.room(line))) for line in range(lines)]
         if not self.config.adaptive:
             self.depths = rooms
@@ -262,11 +264,15 @@ class Pacer:
     def _settle(self, lines: int, columns: int, depth: int, accepted: list[int]) -> None:
         """Books what a round cost and brought, in plain passes."""
         extra = self._relative(lines, columns - 1) - 1 + depth * self.step_cost
-        weights = self.shares if len(self.shares) == lines else [1 / lines] * lines
-        brought = sum(weight * count for weight, count in zip(weights, accepted, strict=True))
+        brought = self._advance(accepted)
         self.balance = min(MOST_SAVED, self.balance + INCOME + brought - extra)
         self.emitted = YIELD_MEMORY * self.emitted + 1 + brought
         self.spent = YIELD_MEMORY * self.spent + 1 + extra
+
+    def _advance(self, accepted: list[int]) -> int:
+        """How much further than a plain step a round brought the row that is behind: with it the batch ends."""
+        before = self.generated if len(self.generated) == len(accepted) else [0] * len(accepted)
+        return min(count + kept for count, kept in zip(before, accepted, strict=True)) - min(before)
 
     def _trust(self, expected: float | None, accepted: int) -> None:
         """Compares what the drafter hoped for with what came of it; fades without drafts too, so that it is tried again."""
