@@ -266,13 +266,13 @@ class Pass:
 
     Args:
         logits: `[B, n, V]`.
-        hidden_states: `[B, n, H]` before the first layer and after each one, if asked for.
+        hidden_states: `[B, n, H]` before the first layer and after each one, `None` for those that were not asked for.
         attentions: `[B, heads, n, S]` per layer, if asked for.
         cross_attentions: `[B, heads, n, encoder length]` per layer, if asked for.
     """
 
     logits: Tensor
-    hidden_states: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor | None, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     cross_attentions: tuple[Tensor, ...] | None = None
 
@@ -284,9 +284,24 @@ class Pass:
         across = outputs.get("cross_attentions")
         return cls(
             outputs.logits[:, first:],
-            None if states is None else tuple(state[:, first:] for state in states),
+            None if states is None else tuple(None if state is None else state[:, first:] for state in states),
             None if own is None else tuple(layer[:, :, first:] for layer in own),
             None if across is None else tuple(layer[:, :, first:] for layer in across),
+        )
+
+    def features(self, layers: Sequence[int]) -> Tensor | None:
+        """Hidden states of some layers side by side `[B, n, L H]`; `None` for no layers."""
+        if not layers or self.hidden_states is None:
+            return None
+        states = [state.to(self.logits.device) for layer in layers if (state := self.hidden_states[layer]) is not None]
+        return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
+
+    def last(self) -> Pass:
+        """What it gave for its last token. A copy, so that the rest does not stay."""
+        states = self.hidden_states
+        return Pass(
+            self.logits[:, -1:].clone(),
+            None if states is None else tuple(None if state is None else state[:, -1:].clone() for state in states),
         )
 
 
