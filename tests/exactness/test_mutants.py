@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,9 +173,9 @@ def draft_left_in_the_cache(patch: pytest.MonkeyPatch) -> None:
 def last_law_for_every_node(patch: pytest.MonkeyPatch) -> None:
     original = loop.forward
 
-    def forward(call: Any, tree: DraftTree) -> Tensor:
-        logits = original(call, tree)
-        return logits[:, :1].expand_as(logits).contiguous()
+    def forward(call: Any, tree: DraftTree) -> Any:
+        given = original(call, tree)
+        return replace(given, logits=given.logits[:, :1].expand_as(given.logits).contiguous())
 
     patch.setattr(loop, "forward", forward)
 
