@@ -29,17 +29,18 @@ SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "eagle 3 chain": ("eagle 3", {"draft_tokens": KNOWN}, {"draft_tokens": 2}),
     "eagle 3 dynamic tree": ("eagle 3", {}, {"draft_tokens": 2, "tree_nodes": 4, "draft_temperature": 0}),
     "eagle 3 mixed tree": ("eagle 3", {"draft_tokens": KNOWN}, {"draft_tokens": 2, "tree_nodes": 3}),
-    "eagle 1 mixed tree": ("eagle 1", {}, {"draft_tokens": 2, "tree_nodes": 4}),
+    "eagle 1 mixed tree": ("eagle 1", {}, {"draft_tokens": 2, "tree_nodes": 3}),
 }
 
 
-def random_head(target: PreTrainedModel, kind: str, seed: int = 3, spread: float = 0.7, **fields: Any) -> DraftHead:
+def random_head(target: PreTrainedModel, kind: str, seed: int = 3, **fields: Any) -> DraftHead:
     """A head whose laws are far from uniform and not the target's."""
     if kind == "medusa":
         head: DraftHead = MedusaHeads.from_target(target, **{"num_heads": 2, **fields})
     else:
         head = EagleHead.from_target(target, version=int(kind[-1]), **fields)
     generator = torch.Generator().manual_seed(seed)
+    spread = 0.4 if kind == "eagle 1" else 0.7  # its output layer is the target's, whose logits are wide
     with torch.no_grad():
         for parameter in head.parameters():
             if parameter.dim() > 1:
