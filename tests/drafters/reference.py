@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from specheads import EagleHead, MedusaHeads
+from specheads.drafters.base import Budget
 from specheads.drafters.head import HeadDrafter
 from specheads.heads.medusa import paths_along
 from specheads.tree import NO_TOKEN, DraftTree, path_to
@@ -48,7 +49,11 @@ def _eagle_logits(head: EagleHead, text: Sequence[int], drafted: Sequence[int], 
 
 
 class Seen(list[tuple[list[list[int]], DraftTree]]):
-    """Per round, each line's committed text and the draft."""
+    """Per round, each line's committed text and the draft; and the budgets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budgets: list[Budget] = []
 
 
 @contextmanager
@@ -59,6 +64,7 @@ def watched(drafter: type[HeadDrafter]) -> Iterator[Seen]:
 
     def propose(self: Any, context: Any, budget: Any) -> DraftTree:
         tree = original(self, context, budget)
+        seen.budgets.append(budget)
         seen.append(([context.tokens(line) for line in range(len(context.rows))], tree))
         return tree
 
