@@ -37,7 +37,7 @@ def load_drafter(
     if isinstance(spec, str | os.PathLike) and _is_place(spec):
         from ..formats import import_head
 
-        spec = import_head(spec, target, **options)
+        spec = import_head(spec, target, **options).to(target.device)
     elif options:
         raise TypeError(f"{', '.join(options)}: only a head that is loaded from a folder or the Hub takes such arguments.")
     if isinstance(spec, str):
