@@ -61,7 +61,7 @@ def new_cache(model: PreTrainedModel) -> Cache:
 
 def columns(cache: Cache, ids: Tensor) -> int:
     """How many columns a cache holds after the pass over a prompt `[B, P]`; one with nothing but states does not count them."""
-    is_linear = cache.is_linear
+    is_linear = getattr(cache, "self_attention_cache", cache).is_linear  # of a pair, 5.22 cannot say it
     return ids.shape[1] if isinstance(is_linear, list) and is_linear and all(is_linear) else cache.get_seq_length()
 
 
