@@ -88,16 +88,27 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
         last = [context.tokens(line, context.length(line) - 1) for line in range(len(context.rows))]
         self.root = self._known(torch.tensor(last))  # [B, 1]
         self.level = 0
+        self.levels: Tensor | None = None  # [B, 1, n, V'] all heads' logits, where they are had together
         self.paths = NodeValues(torch.nn.functional.pad(self.root, (0, self.head.config.num_heads - 1)))
 
     def _logits(self, paths: Tensor) -> Tensor:
         """The logits `[B, F, V']` after paths `[B, F, l + 1]`, each row's last token first: those of head l."""
         assert self.hidden is not None
-        hidden, count = self.hidden[:, None], paths.shape[1]
-        if self.head.config.dependence == "none":
-            logits, _ = self.head.head(paths.shape[2] - 1, hidden)
-            return logits.expand(-1, count, -1)
-        return self.head.head(paths.shape[2] - 1, hidden.expand(-1, count, -1), paths)[0]
+        config, hidden, level = self.head.config, self.hidden[:, None], paths.shape[2] - 1
+        if config.dependence == "hydra":
+            return self.head.head(level, hidden.expand(-1, paths.shape[1], -1), paths)[0]
+        if config.original_lm_head and self.levels is None:
+            # All heads at once: the output layer that they share is read once.
+            self.levels = self.head.without_markov(hidden).logits
+        if self.levels is not None:
+            logits = self.levels[:, :, level]
+        elif config.dependence == "none":
+            logits = self.head.head(level, hidden)[0]
+        else:
+            return self.head.head(level, hidden.expand(-1, paths.shape[1], -1), paths)[0]
+        if config.dependence == "markov":
+            return logits + self.head.markov_head(paths[:, :, -1])
+        return logits.expand(-1, paths.shape[1], -1)
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens as the heads can read them, where they are: there may be padding that the target cannot say."""

@@ -36,6 +36,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "eagle 3, two layers": {"transformer_layer_config": {"num_hidden_layers": 2}, "norm_before_residual": True},
     "medusa": {},
     "medusa, own vocabulary": {"draft_tokens": KNOWN, "original_lm_head": True},
+    "medusa, markov, one output layer": {"dependence": "markov", "markov_rank": 3, "original_lm_head": True},
     "medusa, hydra": {"dependence": "hydra"},
     "medusa, markov": {"dependence": "markov", "markov_rank": 3},
 }
