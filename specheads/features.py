@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -67,9 +67,7 @@ def collected(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[list[Te
 
     def note(module: Any, arguments: Any, outputs: Any) -> None:
         if threading.get_ident() == thread:  # calls in other threads go through the same module
-            features = Pass.of(outputs).features(layers)
-            if features is not None:
-                chunks.append(features)
+            chunks.append(cast(Tensor, Pass.of(outputs).features(layers)))
 
     hook = model.register_forward_hook(note)
     try:

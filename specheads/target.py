@@ -290,10 +290,20 @@ class Pass:
         )
 
     def features(self, layers: Sequence[int]) -> Tensor | None:
-        """Hidden states of some layers side by side `[B, n, L H]`; `None` for no layers."""
-        if not layers or self.hidden_states is None:
+        """Hidden states of some layers side by side `[B, n, L H]`; `None` for no layers.
+
+        Raises:
+            ValueError: if the pass did not give them.
+        """
+        if not layers:
             return None
-        states = [state.to(self.logits.device) for layer in layers if (state := self.hidden_states[layer]) is not None]
+        given = dict(enumerate(self.hidden_states or ()))
+        states = [state.to(self.logits.device) for layer in layers if (state := given.get(layer)) is not None]
+        if len(states) < len(layers):
+            raise ValueError(
+                f"The drafter reads the target's hidden states {list(layers)}, and a pass of the target gives {len(given)} of "
+                "them, counted from 0; name others in its `feature_layers`."
+            )
         return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
 
     def last(self) -> Pass:

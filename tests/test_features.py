@@ -144,6 +144,12 @@ def test_hidden_states_that_the_user_asked_for_are_not_disturbed(family: str, as
             assert state is None or torch.allclose(state, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("layers", [[0, 3], [-1]])
+def test_layers_that_there_are_not_are_refused(layers: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"gives 3 of them, counted from 0"):
+        watched(tiny("llama"), layers, **prompt("llama", 1))
+
+
 def test_a_drafter_without_features_asks_for_none() -> None:
     target = tiny("llama")
     passes: list[Any] = []

@@ -144,7 +144,7 @@ def test_a_dynamic_tree_has_the_most_probable_nodes(name: str, samples: bool) ->
     seen, stats = drafts(target, drafter, {"tree_nodes": 7, "verification": "match"}, samples)
     assert stats.num_accepted_draft_tokens > 5
     for (texts, tree), budget in zip(seen, seen.budgets, strict=True):
-        for line, text in enumerate(texts if budget.depth else []):
+        for line, text in enumerate(texts[:3] if budget.depth else []):
             best = best_paths(lambda path, text=text: law_after(head, target, text, path), budget.depth, budget.nodes)
             assert set(drafted_paths(tree, line)) == {path for path in best if len(path) <= budget.depths[line]}
 
@@ -267,6 +267,24 @@ def test_the_comparison_sees(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     mutate, head = MUTANTS[name]
     mutate(monkeypatch)
     assert max(differences(head, {} if name != "paths of the root" else {"tree_nodes": 8})) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("check", "name"),
+    [
+        (test_a_static_tree_has_the_tokens_of_its_ranks, "medusa"),
+        (test_a_dynamic_tree_has_the_most_probable_nodes, "eagle 3, own vocabulary"),
+    ],
+)
+def test_the_comparison_of_trees_sees(check: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "medusa":
+        hidden_state_of_the_root(monkeypatch)
+        arguments: tuple[Any, ...] = (name,)
+    else:
+        states_of_the_root(monkeypatch)
+        arguments = (name, False)
+    with pytest.raises((AssertionError, ValueError)):
+        check(*arguments)
 
 
 @pytest.mark.parametrize("name", ["eagle 3", "medusa"])
