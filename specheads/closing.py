@@ -115,4 +115,5 @@ def _record_padding(call: Call, row: int, line: int, fed: int, given: Any, nodes
 
 
 def _is_lent(request: Request) -> bool:
-    return getattr(request.model_kwargs.get(compat.CACHE), "_is_user_defined", False)
+    given = (request.model_kwargs.get(name) for name in compat.CACHE_NAMES)
+    return any(getattr(cache, "_is_user_defined", False) for cache in given)

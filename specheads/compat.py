@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput, output_capturing
 # 5.24 renamed the argument that carries the cache.
 CACHE = "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
 
-CACHE_NAMES = ("cache", "past_key_values")
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 # Inputs that the pass over the prompt takes, and those after it do without.
 PROMPT_INPUTS = frozenset(getattr(generation, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()))
 
@@ -46,9 +46,15 @@ def hidden_states_request(layers: Sequence[int], asked: Any) -> Any:
     return [*own, *layers]
 
 
-def cache_of(outputs: Any) -> Cache:
+def cache_name(model: PreTrainedModel) -> str:
+    """The argument of a model's forward, and the field of its outputs, that carries the cache."""
+    has_own = CACHE == "past_key_values" and "cache_params" in inspect.signature(model.forward).parameters
+    return "cache_params" if has_own else CACHE
+
+
+def cache_of(model: PreTrainedModel, outputs: Any) -> Cache:
     """The cache in a model's outputs."""
-    return outputs[CACHE]
+    return outputs[cache_name(model)]
 
 
 def new_cache(model: PreTrainedModel) -> Cache:
@@ -61,8 +67,9 @@ def new_cache(model: PreTrainedModel) -> Cache:
 
 def columns(cache: Cache, ids: Tensor) -> int:
     """How many columns a cache holds after the pass over a prompt `[B, P]`; one with nothing but states does not count them."""
-    is_linear = getattr(cache, "self_attention_cache", cache).is_linear  # of a pair, 5.22 cannot say it
-    return ids.shape[1] if isinstance(is_linear, list) and is_linear and all(is_linear) else cache.get_seq_length()
+    layers = getattr(cache, "layers", ())
+    has_states_only = bool(layers) and all(hasattr(layer, "conv_states") and not hasattr(layer, "keys") for layer in layers)
+    return ids.shape[1] if has_states_only else cache.get_seq_length()
 
 
 def next_position(model: PreTrainedModel, ids: Tensor, cache: Cache, model_kwargs: dict[str, Any], name: str) -> Tensor | None:
@@ -70,7 +77,7 @@ def next_position(model: PreTrainedModel, ids: Tensor, cache: Cache, model_kwarg
     if model_kwargs.get(name) is None:
         return None
     given = model._update_model_kwargs_for_generation(
-        ModelOutput({CACHE: cache}), dict(model_kwargs), is_encoder_decoder=model.config.is_encoder_decoder
+        ModelOutput({cache_name(model): cache}), dict(model_kwargs), is_encoder_decoder=model.config.is_encoder_decoder
     )
     longer = torch.cat([ids, ids.new_zeros(len(ids), 1)], dim=1)
     return model.prepare_inputs_for_generation(longer, next_sequence_length=1, **given).get(name)

@@ -158,17 +158,19 @@ def keep(call: Call, tree: DraftTree, given: Pass, laws: RoundLaws, verdict: Ver
 
 
 def account(call: Call, laws: RoundLaws, verdict: Verdict, accepted: Accepted) -> None:
-    """Tells the statistics and the pacing about a round; rows that only get padding do not count."""
+    """Tells the statistics and the pacing about a round; rows that had ended do not count."""
     sizes, depths = accepted.tree.shape_per_line()
-    lines = [line for line in range(len(laws.rows)) if line not in laws.padded]
+    lines = [line for line in range(len(laws.rows)) if line not in laws.ended]
     passed = call.target.written * len(laws.rows)
 
     def of(values: Sequence[Any]) -> list[Any]:
         return [values[line] for line in lines]
 
     call.stats.record_round(of(laws.rows), of(sizes), of(depths), of(accepted.paths), of(accepted.tokens))
-    lengths = [len(path) for path in of(verdict.paths)]
-    call.pacer.observe(of(depths), lengths, accepted.tree.expected, passed, call.stats.seconds["verify"])
+    # Padding is accepted without being anything that was hoped for.
+    drafted = [0 if line in laws.padded else depth for line, depth in enumerate(depths)]
+    lengths = [0 if line in laws.padded else len(path) for line, path in enumerate(verdict.paths)]
+    call.pacer.observe(drafted, lengths, accepted.tree.expected, passed, call.stats.seconds["verify"])
 
 
 def collect(call: Call, given: Pass, laws: RoundLaws, accepted: Accepted) -> None:

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from . import compat, packing
+from . import attention, compat, packing
 from .closing import lent_cache, returned_fields
 from .config import SpeculativeConfig
 from .drafters import Drafter, load_drafter
+from .kinds import check_model, unwrapped
 from .loop import run
-from .preparation import Request, check_cache, check_mode, prepare
+from .preparation import Request, check_cache, check_mode, check_settings, prepare
 from .stats import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
-from .target import family_of
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -92,6 +92,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
         return result
 
     def _generate_under(self, plan: Plan | None, *args: Any, **kwargs: Any) -> Any:
+        packing.refresh(self)
         token = _PLAN.set(plan)
         try:
             return super().generate(*args, **kwargs)
@@ -106,9 +107,11 @@ class SpeculativeGenerationMixin(GenerationMixin):
         stray = [name for name in kwargs if name in SpeculativeConfig.__dataclass_fields__]
         if stray:
             raise ValueError(f"{', '.join(stray)}: settings of speculation go into `speculative={{...}}`, not beside it.")
+        check_settings(kwargs)
         attached = self.__dict__.get("_speculation") or Attachment(SpeculativeConfig(), None)
         config = SpeculativeConfig.from_value(speculative, attached.config)
-        family_of(self)
+        check_model(self)
+        assistant_model = unwrapped(assistant_model)
         assistant_tokenizer = kwargs.pop("assistant_tokenizer", None)
         if assistant_model is not None:
             if not isinstance(assistant_model, PreTrainedModel):
@@ -202,33 +205,38 @@ def enable(
         ValueError: if the family is not supported, an option unknown or out of range, or `generate` is bound on the instance.
         TypeError: if `model` or `drafter` is of a wrong type.
     """
+    given, model = model, unwrapped(model)
     if not isinstance(model, PreTrainedModel) or not isinstance(model, GenerationMixin):
-        raise TypeError(f"`enable` takes a transformers model that can generate, got {type(model).__name__}.")
-    family_of(model)
+        raise TypeError(f"`enable` takes a transformers model that can generate, got {type(given).__name__}.")
+    check_model(model)
     if "generate" in model.__dict__:
         raise ValueError(
             "This model carries its own `generate` (a `custom_generate` of its repository, or a patch), which would bypass "
             "speculation; load it without that, or delete `model.generate`."
         )
     config = SpeculativeConfig.from_options({**options, "drafter": drafter if isinstance(drafter, str) else None})
-    loaded = None if drafter is None else load_drafter(drafter, model, tokenizer, assistant_tokenizer)
+    loaded = None if drafter is None else load_drafter(unwrapped(drafter), model, tokenizer, assistant_tokenizer)
     attachment = Attachment(config, loaded)
+    attention.share_heads(model)
     if pack_for_cpu:
         packing.pack_for_cpu(model)
     if not isinstance(model, SpeculativeGenerationMixin):
         original: Any = type(model)
         model.__class__ = _speculative_class(original)
     model._speculation = attachment
-    return model
+    return given
 
 
 def disable(model: Model) -> Model:
     """Undoes `enable`, packed weights included. Returns the model."""
+    given, model = model, unwrapped(model)
     original = _original_class(type(model))
     if original is not None:
         model.__class__ = original
     model.__dict__.pop("_speculation", None)
-    return packing.unpack(model)
+    packing.unpack(model)
+    attention.repeat_heads(model)
+    return given
 
 
 @cache

@@ -1,74 +1,188 @@
 """How much to draft: as long as one more token is worth what it costs.
 
-With survival s_k, the probability that all of the first k drafted tokens are accepted, a draft of k levels emits E(k) = 1 +
-s_1 + ... + s_k tokens a round, at a cost of T(k) passes over a single token. The best k maximises E / T. A drafter that knows
-how likely each of its nodes is goes by the same rule node by node: a node pays while its probability exceeds its marginal
-cost times the tokens per pass of the moment.
+With survival s_k, the probability that all of the first k drafted tokens are accepted, a draft of k levels brings s_1 + ... +
+s_k tokens more than a round without. A column more in a pass is paid for by every row, so what counts is what the rows gain
+together; and it pays while that exceeds the tokens that would have been emitted elsewhere in the time that it takes: its cost,
+in plain passes, times the tokens that a plain pass's time brings on average. A batch has ended when its last row has, so a
+token counts the more the further its row is behind (`shares`). A drafter that knows how likely each of its nodes
+is goes by the same rule node by node.
+
+Estimates can be wrong, so there is a balance besides: a draft may cost no more than earlier drafts have gained, plus a small
+allowance. Whatever the drafter does, that bounds what it can lose against plain decoding.
 
 Only earlier rounds are looked at, which keeps every round exact. What passes cost is measured on the running machine, unless
 that would make the clock decide which random numbers are drawn: a sampled call with a seed repeats itself.
 
-Shapes: B rows still going, N draft nodes of a row.
+Shapes: B rows still going, N draft nodes of a row; a pass has 1 + N columns of B tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from .config import SpeculativeConfig
 from .drafters.base import Budget, DraftContext
 
 PASS_MEMORY = 0.95  # weight of the past at each pass that is measured
-DOUBT = 3.0  # how much passes must differ in size before their slope is believed
+DOUBT = 3.0  # how much passes must differ in shape before the difference is put down to it
 MEMORY = 0.9  # weight of the past at each round: some ten rounds count
+LONG_MEMORY = 0.98  # weight of the past at each draft, in what is remembered when there was none for long
 PRIOR = 0.6  # acceptance assumed before anything is seen
-PRIOR_ROUNDS = 2.0
+PRIOR_ROUNDS = 2.0  # for how many rounds an expectation counts against what was seen
+YIELD_MEMORY = 0.95  # weight of the past at each round in the tokens that time brings
+YIELD_ROUNDS = 5.0
 MARGIN = 1.15  # by how much a draft must promise more than it costs: promises are estimates
-PROBE_EVERY = 16  # rounds without a draft before one is tried again
-PROBE_DEPTH = 3
+LEAST_RATE = 1.02  # what a draft must promise of speed where the rounds are alike
+LEAST_SURVIVAL = 0.15  # what room in a pass that others have paid for is used for
+ALLOWANCE = 1.5  # plain passes that drafts may lose before any of them gained
+INCOME = 0.02  # plain passes that they may lose in each further round
+MOST_SAVED = 4.0  # what gains can add up to: bad drafts after good ones cost no more than that
+FIRST_HORIZON = 32
+SHARPNESS = 4  # how fast the weight of rows that are ahead falls
+TRY_DEPTH = 3
+TRY_COST = 0.3  # what a try, a draft that is not expected to pay, may cost
+TRY_GAP = 8  # rounds between tries at least
 
 
 class PassCost:
-    """What a target pass costs by the number of its tokens.
+    """What a target pass costs by the number of its rows and columns.
 
-    What is assumed of the device gives the shape, and measured passes its scale and a slope of their own: with f the assumed
-    cost, seconds(n) = scale f(n) + slope n, by least squares over the recent past.
+    What is assumed of the device gives the shape; measured passes give its scale, and corrections to what a token and what a
+    second column cost: with f the assumed cost, seconds = scale f + slope tokens + step [columns > 1], by least squares over
+    the recent past. Both corrections are held small until passes of different shapes have been seen.
 
     Args:
         device: Where the target runs. On a CPU small matrix products repack their weights at each call, which a product with a
-            single row does not; on an accelerator a pass of few tokens is bound by reading the weights.
+            single row does not; and stock attention copies what it attends to once there is a mask, which a pass of one column
+            mostly does without. On an accelerator a pass of few tokens is bound by reading the weights.
         is_packed: Whether the weights are packed already.
     """
 
     def __init__(self, device: torch.device, is_packed: bool):
-        on_cpu = (0.7, 0.08) if is_packed else (1.2, 0.07)
-        self.base, self.per_token = on_cpu if device.type == "cpu" else (1.02, 0.004)
-        self.scale, self.slope = 1.0, 0.0
-        # Weighted sums over passes of x = n / f(n), y = seconds / f(n), and of their products.
-        self.weight = self.x = self.y = self.xx = self.xy = 0.0
+        on_cpu = (0.95, 0.045, 0.05) if is_packed else (1.4, 0.06, 0.05)
+        self.base, self.per_token, self.per_masked_row = on_cpu if device.type == "cpu" else (1.02, 0.004, 0.0)
+        self.weight = 0.0
+        self.products = np.zeros((3, 3))
+        self.targets = np.zeros(3)
+        self.mean = 1.0
+        self.terms = (1.0, 0.0, 0.0)  # scale, slope, step
 
-    def assumed(self, tokens: int) -> float:
+    def assumed(self, rows: int, columns: int) -> float:
         """The cost before anything is measured, in passes over one token."""
-        return 1.0 if tokens == 1 else max(1.0, self.base + self.per_token * tokens)
+        tokens = rows * columns
+        masked = self.per_masked_row * rows if columns > 1 else 0.0
+        return 1.0 if tokens == 1 else max(1.0, self.base + self.per_token * tokens + masked)
 
-    def observe(self, tokens: int, seconds: float) -> None:
+    def observe(self, rows: int, columns: int, seconds: float) -> None:
         """Takes in how long a pass took."""
         if self.weight > 2:  # a pass that something else interrupted is no news about the machine
-            seconds = min(seconds, 2 * self(tokens))
-        x, y = tokens / self.assumed(tokens), seconds / self.assumed(tokens)
-        fresh = (1.0, x, y, x * x, x * y)
-        past = (self.weight, self.x, self.y, self.xx, self.xy)
-        self.weight, self.x, self.y, self.xx, self.xy = (PASS_MEMORY * old + new for old, new in zip(past, fresh, strict=True))
-        mean_x, mean_y = self.x / self.weight, self.y / self.weight
-        spread = self.xx - self.weight * mean_x**2
-        self.slope = (self.xy - self.weight * mean_x * mean_y) / (spread + DOUBT)
-        self.scale = mean_y - self.slope * mean_x
+            seconds = min(seconds, 2 * self(rows, columns))
+        cost = self.assumed(rows, columns)
+        features = np.array([1.0, rows * columns / cost, float(columns > 1) / cost])
+        self.weight = PASS_MEMORY * self.weight + 1
+        self.products = PASS_MEMORY * self.products + np.outer(features, features)
+        self.targets = PASS_MEMORY * self.targets + features * (seconds / cost)
+        self.mean = float(self.targets[0]) / self.weight
+        solved = np.linalg.solve(self.products + np.diag([0.0, DOUBT, DOUBT]), self.targets)
+        self.terms = (float(solved[0]), float(solved[1]), float(solved[2]))
 
-    def __call__(self, tokens: int) -> float:
-        """The cost of a pass over some tokens: in seconds once passes were measured, else in passes over one token."""
-        return max(
-            self.scale * self.assumed(tokens) + self.slope * tokens, 0.1 * (self.y / self.weight if self.weight else 1.0)
-        )
+    def __call__(self, rows: int, columns: int) -> float:
+        """The cost of a pass: in seconds once passes were measured, else in passes over one token."""
+        scale, slope, step = self.terms
+        cost = scale * self.assumed(rows, columns) + slope * rows * columns + (step if columns > 1 else 0.0)
+        return max(cost, 0.1 * self.mean)
+
+
+class Counts:
+    """How often each position of a path was judged, and how often accepted; the past fades.
+
+    Args:
+        size: The number of positions.
+    """
+
+    def __init__(self, size: int):
+        self.judged = [0.0] * size
+        self.accepted = [0.0] * size
+
+    def fade(self, memory: float) -> None:
+        """Weighs down what was counted."""
+        self.judged = [count * memory for count in self.judged]
+        self.accepted = [count * memory for count in self.accepted]
+
+    def add(self, depth: int, accepted: int) -> None:
+        """Counts a path of which so many tokens were accepted: the ones before the first rejected one, and that one."""
+        for position in range(min(depth, accepted + 1, len(self.judged))):
+            self.judged[position] += 1
+            self.accepted[position] += position < accepted
+
+    def leaning(self, position: int, expected: float) -> float:
+        """The acceptance at a position, given what was expected of it before."""
+        return (self.accepted[position] + PRIOR_ROUNDS * expected) / (self.judged[position] + PRIOR_ROUNDS)
+
+
+class Acceptance:
+    """What is expected to be accepted, for each row and position.
+
+    Three records lean on one another: a row's own recent rounds on those of all rows, and these on a longer memory. The recent
+    ones fade with every round, drafted or not, so that after a time without drafts the first new ones decide.
+
+    Args:
+        size: The number of positions.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self.rows: dict[int, Counts] = {}
+        self.recent = Counts(size)
+        self.lasting = Counts(size)
+
+    def observe(self, rows: Sequence[int], depths: Sequence[int], accepted: Sequence[int]) -> None:
+        """Learns from a round.
+
+        Args:
+            rows: The batch row of each line.
+            depths: Per line, up to where it counts.
+            accepted: Per line, the tokens accepted.
+        """
+        self.recent.fade(MEMORY)
+        if any(depths):
+            self.lasting.fade(LONG_MEMORY)
+        for row, depth, kept in zip(rows, depths, accepted, strict=True):
+            own = self.rows.setdefault(row, Counts(self.size))
+            own.fade(MEMORY)
+            for counts in (own, self.recent, self.lasting):
+                counts.add(depth, kept)
+
+    def survival(self, row: int) -> list[float]:
+        """The probability `[K]` that a row's tokens up to each position are accepted."""
+        own, survivals = self.rows.get(row), []
+        survival, lasting, recent = 1.0, PRIOR, None
+        for position in range(self.size):
+            lasting = self.lasting.leaning(position, lasting)
+            # Where little was seen, a position is like it was, and like the one before it is now.
+            expected = lasting if recent is None else (lasting + recent) / 2
+            recent = self.recent.leaning(position, expected)
+            survival *= recent if own is None else own.leaning(position, recent)
+            survivals.append(survival)
+        return survivals
+
+
+def shares(context: DraftContext) -> list[float]:
+    """What a token of each line counts for: the lines that may end last count, and equally while none is ahead.
+
+    A pass costs little less when a row has left, so a row that is ahead saves little by getting further. How long the text of
+    the slowest row will become is not known: at least as long again as it is, if its room allows.
+    """
+    if len(context.rows) == 1:
+        return [1.0]
+    generated = [context.sequences.generated(row) for row in context.rows]
+    slowest = min(range(len(generated)), key=generated.__getitem__)
+    horizon = max(1, min(context.sequences.remaining(context.rows[slowest]), FIRST_HORIZON + generated[slowest]))
+    behind = [max(0.0, 1 - (count - generated[slowest]) / horizon) ** SHARPNESS for count in generated]
+    return [weight / sum(behind) for weight in behind]
 
 
 class Pacer:
@@ -91,19 +205,30 @@ class Pacer:
         self.step_cost = step_cost
         self.weighs_nodes = weighs_nodes
         self.uses_clock = uses_clock
-        self.reached = [0.0] * most
-        self.accepted = [0.0] * most
+        self.most = max(0, most)
+        self.acceptance = Acceptance(self.most)
+        self.rows: list[int] = []
+        self.shares: list[float] = []
+        self.depths: list[int] = []
+        self.balance = ALLOWANCE
         self.idle = 0
+        self.emitted = self.spent = YIELD_ROUNDS
         self.hoped = self.kept = 0.0
+        self.ever_hoped = self.ever_kept = 0.0
         self.verify_seconds = 0.0
 
     def budget(self, context: DraftContext) -> Budget:
         """What the next round may draft; never more than a row has room for, its own token included."""
-        adaptive, lines = self.config.adaptive, len(context.rows)
-        depth = self._depth(lines) if adaptive and not self.weighs_nodes else len(self.reached)
-        depths = [max(0, min(depth, context.room(line))) for line in range(lines)]
-        budget = Budget(depths, self._nodes(max(depths)))
-        if adaptive and budget.nodes:
+        self.rows, self.shares, lines = list(context.rows), shares(context), len(context.rows)
+        rooms = [max(0, min(self.most, context.room(line))) for line in range(lines)]
+        if not self.config.adaptive:
+            self.depths = rooms
+        elif self.weighs_nodes:
+            self.depths = [min(self._affordable(lines, max(rooms)), room) for room in rooms]
+        else:
+            self.depths = self._depths(rooms)
+        budget = Budget(list(self.depths), self._nodes(max(self.depths)))
+        if self.config.adaptive and budget.nodes:
             self._price(budget, lines)
         return budget
 
@@ -119,33 +244,58 @@ class Pacer:
             tokens: The tokens of the target's pass, 0 for the pass over the prompt.
             verify_seconds: All time spent on passes and verification so far.
         """
-        if tokens and self.uses_clock:
-            self.cost.observe(tokens, verify_seconds - self.verify_seconds)
+        lines, duration = len(depths), verify_seconds - self.verify_seconds
         self.verify_seconds = verify_seconds
-        # Fades without drafts too: a drafter that was wrong is tried again.
-        self.hoped = self.hoped * MEMORY + (expected or 0.0)
-        self.kept = self.kept * MEMORY + (sum(accepted) if expected is not None else 0.0)
-        if not any(depths):
+        if tokens:
+            columns = tokens // lines
+            if self.uses_clock:
+                self.cost.observe(lines, columns, duration)
+            self._settle(lines, columns, max(depths), accepted)
+        self._trust(expected, sum(accepted))
+        if len(self.rows) != lines:  # nothing was asked for: the prompt's pass
             return
-        self.reached = [count * MEMORY for count in self.reached]
-        self.accepted = [count * MEMORY for count in self.accepted]
-        for depth, kept in zip(depths, accepted, strict=True):
-            for position in range(min(depth, kept + 1, len(self.reached))):
-                self.reached[position] += 1
-                self.accepted[position] += position < kept
+        # A line that was asked for a draft and had none counts as one that failed: others made the pass wide, and will again.
+        widest = max(depths)
+        counted = [max(depth, min(asked, widest)) for depth, asked in zip(depths, self.depths, strict=True)]
+        self.acceptance.observe(self.rows, counted, accepted)
+
+    def _settle(self, lines: int, columns: int, depth: int, accepted: list[int]) -> None:
+        """Books what a round cost and brought, in plain passes."""
+        extra = self._relative(lines, columns - 1) - 1 + depth * self.step_cost
+        weights = self.shares if len(self.shares) == lines else [1 / lines] * lines
+        brought = sum(weight * count for weight, count in zip(weights, accepted, strict=True))
+        self.balance = min(MOST_SAVED, self.balance + INCOME + brought - extra)
+        self.emitted = YIELD_MEMORY * self.emitted + 1 + brought
+        self.spent = YIELD_MEMORY * self.spent + 1 + extra
+
+    def _trust(self, expected: float | None, accepted: int) -> None:
+        """Compares what the drafter hoped for with what came of it; fades without drafts too, so that it is tried again."""
+        hoped, kept = (0.0, 0) if expected is None else (expected, accepted)
+        self.hoped, self.kept = MEMORY * self.hoped + hoped, MEMORY * self.kept + kept
+        self.ever_hoped, self.ever_kept = LONG_MEMORY * self.ever_hoped + hoped, LONG_MEMORY * self.ever_kept + kept
 
     def _price(self, budget: Budget, lines: int) -> None:
         """Tells the drafter what its nodes cost, in accepted tokens as it counts them."""
         most, half = budget.nodes, budget.nodes // 2
         full = self._relative(lines, most)
-        trust = (self.kept + PRIOR_ROUNDS) / (self.hoped + PRIOR_ROUNDS)
+        lasting = (self.ever_kept + PRIOR_ROUNDS) / (self.ever_hoped + PRIOR_ROUNDS)
+        trust = (self.kept + PRIOR_ROUNDS * lasting) / (self.hoped + PRIOR_ROUNDS)
+        worth = MARGIN * self._yield() / trust
         node_cost = max(0.0, (full - self._relative(lines, half)) / (most - half)) if half else 0.0
-        budget.entry_cost = MARGIN * max(0.0, full - 1 - most * node_cost) / trust
-        budget.node_cost = MARGIN * node_cost / trust
+        budget.entry_cost = worth * max(0.0, full - 1 - most * node_cost)
+        budget.node_cost = worth * node_cost
+
+    def _yield(self) -> float:
+        """The tokens a row gets in the time of a plain pass, at least the one that plain decoding gives."""
+        return max(1.0, self.emitted / self.spent)
 
     def _relative(self, lines: int, nodes: int) -> float:
         """The cost of a pass with N nodes per row against one without."""
-        return self.cost(lines * (1 + nodes)) / self.cost(lines)
+        return max(1.0, self.cost(lines, 1 + nodes) / self.cost(lines, 1)) if nodes else 1.0
+
+    def _extra(self, lines: int, depth: int) -> float:
+        """What a draft of some depth costs, in plain passes."""
+        return self._relative(lines, self._nodes(depth)) - 1 + depth * self.step_cost
 
     def _nodes(self, depth: int) -> int:
         """The nodes of a draft of some depth: the full number at full depth."""
@@ -153,24 +303,35 @@ class Pacer:
             return depth
         return max(depth, -(-self.config.tree_nodes * depth // self.config.draft_tokens))
 
-    def _depth(self, lines: int) -> int:
-        best, best_rate, survival, emitted = 0, 1.0, 1.0, 1.0
-        for position, acceptance in enumerate(self._acceptances()):
-            survival *= acceptance
-            emitted += survival
-            depth = position + 1
-            rate = emitted / (self._relative(lines, self._nodes(depth)) + depth * self.step_cost)
-            if rate > best_rate:
-                best, best_rate = depth, rate
-        self.idle = 0 if best else self.idle + 1
-        if self.idle and self.idle % PROBE_EVERY == 0:
-            return min(PROBE_DEPTH, len(self.reached))
-        return best
+    def _affordable(self, lines: int, most: int, limit: float = float("inf")) -> int:
+        """The greatest depth whose cost, if all of it were lost, the balance covers."""
+        return max((depth for depth in range(most + 1) if self._extra(lines, depth) <= min(limit, self.balance)), default=0)
 
-    def _acceptances(self) -> list[float]:
-        """The acceptance expected at each position, leaning on the one before it where little was seen."""
-        expected, prior = [], PRIOR
-        for accepted, reached in zip(self.accepted, self.reached, strict=True):
-            prior = (accepted + prior * PRIOR_ROUNDS) / (reached + PRIOR_ROUNDS)
-            expected.append(prior)
-        return expected
+    def _depths(self, rooms: list[int]) -> list[int]:
+        """Per line, the depth that pays for the batch, as far as the line's own tokens have a chance."""
+        survivals = [self.acceptance.survival(row)[:room] for row, room in zip(self.rows, rooms, strict=True)]
+        lines = len(rooms)
+        affordable = self._affordable(lines, max(rooms))
+        # These drafters' rounds are all alike, so the best rate of a round is the best one on the whole.
+        best, best_rate, brought = 0, LEAST_RATE, 0.0
+        for position in range(affordable):
+            brought += sum(
+                share * survival[position]
+                for share, survival in zip(self.shares, survivals, strict=True)
+                if position < len(survival)
+            )
+            rate = (1 + brought) / (1 + self._extra(lines, position + 1))
+            if rate > best_rate:
+                best, best_rate = position + 1, rate
+        self.idle = 0 if best else self.idle + 1
+        if not best:
+            return [min(self._try(lines, max(rooms)), room) for room in rooms]
+        return [sum(chance >= LEAST_SURVIVAL for chance in survival[:best]) for survival in survivals]
+
+    def _try(self, lines: int, most: int) -> int:
+        """How much is drafted though it is not expected to pay: now and then a little, as often as it may be lost."""
+        depth = self._affordable(lines, min(TRY_DEPTH, most), TRY_COST) or self._affordable(lines, min(1, most))
+        if not depth or self.idle < max(TRY_GAP, self._extra(lines, depth) / INCOME):
+            return 0
+        self.idle = 0
+        return depth

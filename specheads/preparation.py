@@ -39,12 +39,23 @@ KNOWN_INPUTS = {
     "output_attentions",
     "output_hidden_states",
     "use_cache",
-    compat.CACHE,
+    *compat.CACHE_NAMES,
 }
 # What the pass over the prompt takes, and those after it do without.
 PROMPT_INPUTS = compat.PROMPT_INPUTS.union({"image_grid_thw", "video_grid_thw", "second_per_grid_ts"})
 ENCODER_INPUTS = ("encoder_outputs", "attention_mask")
 OUTPUT_SWITCHES = ("output_attentions", "output_hidden_states")
+# Settings of transformers' own assisted generation, and a decoding loop of one's own.
+OF_OTHER_MODES = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
+    "target_lookbehind",
+    "max_matching_ngram_size",
+    "assistant_ensemble_weight",
+    "custom_generate",
+)
 # Tokens that stand for what is no text, by the names that configurations give them.
 PLACEHOLDERS = tuple(f"{kind}_token_{name}" for kind in ("image", "video", "audio") for name in ("id", "index"))
 
@@ -129,8 +140,8 @@ def _run_prompt(model: PreTrainedModel, request: Request, layers: Sequence[int])
         What the pass gave, of the logits `[B, 1, V]` those of the first token; the features `[B, C, L H]` of the columns that
         it ran on, or `None`; and the cache.
     """
-    if request.model_kwargs.get(compat.CACHE) is None:
-        request.model_kwargs[compat.CACHE] = compat.new_cache(model)
+    if request.model_kwargs.get(name := compat.cache_name(model)) is None:
+        request.model_kwargs[name] = compat.new_cache(model)
         request.model_kwargs["use_cache"] = True
     wanted = compat.hidden_states_request(layers, request.model_kwargs.get("output_hidden_states"))
     if layers:
@@ -139,7 +150,8 @@ def _run_prompt(model: PreTrainedModel, request: Request, layers: Sequence[int])
         outputs = compat.prefill(model, request.input_ids, request.generation_config, request.model_kwargs)
     given = Pass.of(outputs)
     # A copy, so that the logits of the whole prompt do not stay.
-    return replace(given, logits=given.logits[:, -1:].clone()), joined(chunks), compat.cache_of(outputs)
+    logits = given.logits[:, -1:].to(request.input_ids.device, copy=True)
+    return replace(given, logits=logits), joined(chunks), compat.cache_of(model, outputs)
 
 
 def _prompt(model: PreTrainedModel, request: Request, cache: Cache, given: Pass) -> Prompt:
@@ -227,6 +239,22 @@ def check_mode(mode: Any, generation_config: Any, synced_gpus: bool | None) -> N
         )
 
 
+def check_settings(arguments: Mapping[str, Any]) -> None:
+    """Refuses what belongs to other ways of decoding, by the arguments of `generate`.
+
+    Raises:
+        ValueError: naming the settings.
+    """
+    config = arguments.get("generation_config")
+    settings = {**({} if config is None else vars(config)), **arguments}
+    foreign = [name for name in OF_OTHER_MODES if settings.get(name) is not None]
+    if foreign:
+        raise ValueError(
+            f"{', '.join(foreign)}: not for speculative generation, which has settings of its own (`speculative={{...}}`); "
+            "drop them or `speculative`."
+        )
+
+
 def check_inputs(model_kwargs: Mapping[str, Any]) -> None:
     """Refuses inputs that the loop cannot hand on.
 
@@ -242,7 +270,8 @@ def check_inputs(model_kwargs: Mapping[str, Any]) -> None:
         raise ValueError(
             f"`speculative` does not support the argument(s) {', '.join(unknown)} yet; drop them or `speculative`."
         )
-    check_cache(model_kwargs.get(compat.CACHE))
+    for name in compat.CACHE_NAMES:
+        check_cache(model_kwargs.get(name))
 
 
 def check_cache(cache: Any) -> None:

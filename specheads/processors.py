@@ -171,6 +171,7 @@ class RoundLaws:
         self.processors = processors
         self.needs_prefixes = not processors.is_pointwise
         self.padded = {line for line, row in enumerate(rows) if processors.sequences.is_padded(row)}
+        self.ended = {line for line, row in enumerate(rows) if processors.sequences.finished[row]}
         self.records = records
         self.recorded: dict[tuple[int, int], Tensor] = {}
 

@@ -57,6 +57,20 @@ def race(weights: Tensor, arrivals: Tensor) -> Tensor:
     return (weights / arrivals.clamp_min_(torch.finfo(arrivals.dtype).tiny)).argmax(dim=-1)
 
 
+def pick(weights: Tensor, coins: Tensor) -> Tensor:
+    """The index at which the running sum of the weights passes a share of their total: i with probability w_i / sum.
+
+    Args:
+        weights: `[R, V]`, non-negative.
+        coins: `[R, 1]` in [0, 1), in double precision.
+    """
+    # In double precision, since in single a small weight would vanish beside the sum before it. The sum passes the share only
+    # where a weight is positive, even for a coin of nought, and a coin below 1 leaves the share below the total.
+    sums = weights.cumsum(dim=-1, dtype=torch.double)
+    place = torch.searchsorted(sums, coins * sums[:, -1:], right=True)
+    return place[:, 0].clamp(max=weights.shape[-1] - 1)
+
+
 class GeneratorNoise:
     """Draws from a torch generator: torch's global one, or one of this call's own if a seed is given."""
 
@@ -66,8 +80,9 @@ class GeneratorNoise:
 
     def draw(self, weights: Tensor, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
         """See `Noise.draw`."""
-        arrivals = torch.empty_like(weights).exponential_(generator=self._generator(weights.device))
-        return race(weights, arrivals)
+        # One number a line: a number for every token, as a race has, costs more than all the rest of a round on a CPU.
+        generator = self._generator(weights.device)
+        return pick(weights, torch.rand(len(weights), 1, dtype=torch.double, device=weights.device, generator=generator))
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
         if self.seed is None:

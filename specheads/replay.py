@@ -91,7 +91,7 @@ class ReplayRunner(ModelRunner):
 
     def windows(self) -> list[int | None]:
         """The sliding window of each attention layer."""
-        return [getattr(layer, "sliding_window", None) for layer in self.stock_cache.layers if layer.keys is not None]
+        return [getattr(layer, "sliding_window", None) for layer in self.stock_cache.layers if hasattr(layer, "keys")]
 
     def end(self) -> int:
         """The column after the last one that the round's passes saw."""

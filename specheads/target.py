@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from . import compat
+from .attention import NAME as SHARED_HEADS
 from .cache import SlotCache
 from .proof import tried_family
 
@@ -139,7 +140,7 @@ REFUSED = {
     **dict.fromkeys(("zamba2", "nemotron_h"), "a pass of several tokens bounds its time steps as a pass of one does not"),
 }
 
-ATTENTION = ("sdpa", "eager")
+ATTENTION = ("sdpa", "eager")  # that one may choose; packing has one of its own
 # Their frequencies follow the largest position of a pass, so that a drafted token would turn those before it.
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 UNBOUNDED = (0.0, float("inf"))
@@ -159,7 +160,7 @@ def family_of(model: PreTrainedModel) -> Family:
             f"{', '.join(sorted([*FAMILIES, *SEEING]))}. Call `generate` without `speculative`."
         )
     attention = model.config.get_text_config(decoder=True)._attn_implementation
-    if attention not in ATTENTION:
+    if attention not in (*ATTENTION, SHARED_HEADS):
         raise ValueError(
             f"Speculative generation needs attention that takes a mask, {' or '.join(ATTENTION)}, but the model was loaded "
             f"with {attention!r}; load it with `attn_implementation='sdpa'`."
@@ -445,14 +446,16 @@ class SlotRunner(ModelRunner):
 
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Pass:
         """One pass, of any tree for rows of any lengths where the family takes trees."""
-        device = self.slots.layout.device
+        device, asked_on = self.slots.layout.device, tokens.device
         tokens, depths, visible = tokens.to(device), depths.to(device), visible.to(device)
         self.slots.open(self.written, tokens.shape[1])
         self.round_depths = torch.cat([self.round_depths, depths], dim=1) if self.written else depths
         self.written += tokens.shape[1]
         positions = self.offset + (self.slots.layout.length_tensor[:, None] + depths)
         mask = self._masks(depths, visible) if self.family.takes_trees else self._columns()
-        return Pass.of(self.forward(tokens, positions, mask))
+        given = Pass.of(self.forward(tokens, positions, mask))
+        # A model on several devices may leave them on any.
+        return replace(given, logits=given.logits.to(asked_on))
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Ends the round."""
@@ -562,7 +565,7 @@ class StockForward:
 
     def __init__(self, model: PreTrainedModel, cache: Cache, inputs: dict[str, Any]):
         self.model = model
-        self.always = {compat.CACHE: cache, "use_cache": True, "return_dict": True, **inputs}
+        self.always = {compat.cache_name(model): cache, "use_cache": True, "return_dict": True, **inputs}
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self.ids, self.mask, self.positions = (f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids"))
         self.takes_positions = self.positions in inspect.signature(model.forward).parameters
@@ -600,7 +603,7 @@ def run_prompt(
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
     outputs = forward(ids, positions, mask)
     prompt = Prompt.of(ids.shape[1], ids.shape[0], mask, None, ids.device)
-    return make_runner(model, compat.cache_of(outputs), prompt, family or family_of(model), tokens, inputs)
+    return make_runner(model, compat.cache_of(model, outputs), prompt, family or family_of(model), tokens, inputs)
 
 
 def make_runner(

@@ -181,74 +181,129 @@ def _acceptances(tree: DraftTree, owed: Tensor, carry: bool) -> Tensor:
     """The lemma's a for every node, and in place of each node's law what it still owes after its children.
 
     Args:
+        tree: The draft.
         owed: `[B, N + 1, V]` the target's laws; overwritten with weights in proportion to the final P of each node.
+        carry: As in `settle`.
 
     Returns:
         `[B, N + 1]` in double precision. With `carry`, the probability with which a node that is left without children is
         accepted; else that with which it is accepted by its parent.
     """
-    batch_size = owed.shape[0]
-    lines = torch.arange(batch_size, device=owed.device)
-    share = torch.ones(batch_size, tree.size + 1, dtype=torch.double, device=owed.device)  # a
-    total = torch.ones_like(share)  # the sum of `owed`, by which it is to be divided to give P
+    if not tree.size:
+        return torch.ones(owed.shape[:2], dtype=torch.double, device=owed.device)
+    return (_chain_acceptances if tree.is_chain else _tree_acceptances)(tree, owed, carry)
+
+
+def _chain_acceptances(tree: DraftTree, owed: Tensor, carry: bool) -> Tensor:
+    """`_acceptances` on a chain, where what a node owes does not wait for what the others do."""
+    size, exists, token = tree.size, tree.tokens != NO_TOKEN, tree.tokens.clamp(min=0)
+    proposal, is_point = _proposals(tree)
+    ratio = _log_ratio(owed[:, :size], token, proposal, is_point)
+    share = torch.ones(owed.shape[:2], dtype=torch.double, device=owed.device)
     accepted = torch.ones_like(share)
-    for node in range(1, tree.size + 1):
-        parent, token = tree.parents[:, node - 1], tree.tokens[:, node - 1]
-        exists = token != NO_TOKEN
-        token = token.clamp(min=0)
-        weight = owed[lines, parent, token].double()
-        a, proposal, is_point = share[lines, parent], *_proposal(tree, node)
-        ratio = a.log() + weight.log() - total[lines, parent].log()
-        if proposal is not None:
-            ratio = ratio - proposal[lines, token].double().log().masked_fill(is_point, 0.0)
-        # -inf - -inf: the target cannot say this token, so it is refused whatever the draft's law.
-        accept = ratio.nan_to_num(nan=-torch.inf, posinf=0.0).clamp(max=0.0).exp().masked_fill(~exists, 0.0)
-        accepted[:, node] = accept
+    for node in range(1, size + 1):
+        accepted[:, node] = _accept(share[:, node - 1], ratio[:, node - 1], exists[:, node - 1])
         if carry:
-            share[:, node] = accept
-        _strike(owed, total, share, lines, parent, token, proposal, is_point, exists)
+            share[:, node] = accepted[:, node]
+    total = torch.ones_like(share)
+    _strike(owed[:, :size], total[:, :size], share[:, :size], token, proposal, is_point, exists)
     return share if carry else accepted
 
 
-def _proposal(tree: DraftTree, node: int) -> tuple[Tensor | None, Tensor]:
-    """The law `[B, V]` that a node was drawn from (any line of it where it is a point mass), and where it is one `[B]`."""
+def _tree_acceptances(tree: DraftTree, owed: Tensor, carry: bool) -> Tensor:
+    """`_acceptances` on any tree, one node after another."""
+    lines = torch.arange(owed.shape[0], device=owed.device)
+    share = torch.ones(owed.shape[:2], dtype=torch.double, device=owed.device)  # a
+    total = torch.ones_like(share)  # the sum of `owed`, by which it is to be divided to give P
+    accepted = torch.ones_like(share)
+    proposals, are_points = _proposals(tree)
+    for node in range(1, tree.size + 1):
+        parent, token = tree.parents[:, node - 1], tree.tokens[:, node - 1]
+        exists, token, is_point = token != NO_TOKEN, token.clamp(min=0), are_points[:, node - 1]
+        proposal = None if proposals is None else proposals[:, node - 1]
+        law, before, a = owed[lines, parent], total[lines, parent], share[lines, parent]
+        accept = _accept(a, _log_ratio(law, token, proposal, is_point) - before.log(), exists)
+        accepted[:, node] = accept
+        if carry:
+            share[:, node] = accept
+        _strike(law, before, a, token, proposal, is_point, exists)
+        owed[lines, parent], total[lines, parent], share[lines, parent] = law, before, a
+    return share if carry else accepted
+
+
+def _proposals(tree: DraftTree) -> tuple[Tensor | None, Tensor]:
+    """The law `[B, N, V]` that each node was drawn from, any where it is a point mass; and where it is one `[B, N]`."""
     if tree.proposals is None or tree.proposal_of is None:
-        return None, tree.tokens.new_ones(tree.tokens.shape[0], dtype=torch.bool)
-    index = tree.proposal_of[:, node - 1]
-    lines = torch.arange(index.shape[0], device=index.device)
-    proposal = tree.proposals[lines, index.clamp(min=0)]
+        return None, torch.ones_like(tree.tokens, dtype=torch.bool)
+    laws, index = tree.proposals, tree.proposal_of
+    if index is not tree.parents:  # else law n is node n's, as `DraftTree.chain` has them
+        laws = laws.gather(1, index.clamp(min=0)[:, :, None].expand(-1, -1, laws.shape[2]))
     # A draft model whose law overflowed to NaN has not drawn at all: its token is one like any other.
-    return proposal, (index < 0) | proposal[:, 0].isnan()
+    overflowed = laws[:, :, 0].isnan()
+    if laws.device.type != "cpu" or bool(overflowed.any()):  # to look costs nothing on a CPU
+        laws = laws.nan_to_num(nan=0.0)
+    return laws, (index < 0) | overflowed
+
+
+def _log_ratio(law: Tensor, token: Tensor, proposal: Tensor | None, is_point: Tensor) -> Tensor:
+    """The logarithm `[...]` of P(c) / Q(c) in double precision.
+
+    Args:
+        law: `[..., V]` the laws P of the tokens' parents.
+        token: `[...]` the tokens c.
+        proposal: `[..., V]` what they were drawn from, `None` if all are point masses.
+        is_point: `[...]` whether they are.
+    """
+    place = token[..., None]
+    ratio = law.gather(-1, place)[..., 0].double().log()
+    if proposal is None:
+        return ratio
+    return ratio - proposal.gather(-1, place)[..., 0].double().log().masked_fill(is_point, 0.0)
+
+
+def _accept(a: Tensor, log_ratio: Tensor, exists: Tensor) -> Tensor:
+    """The probability min(1, a P(c) / Q(c)) with which a child is accepted; none if it does not exist."""
+    # -inf - -inf: the target cannot say this token, so it is refused whatever the draft's law.
+    ratio = (a.log() + log_ratio).nan_to_num(nan=-torch.inf, posinf=0.0)
+    return ratio.clamp(max=0.0).exp().masked_fill(~exists, 0.0)
 
 
 def _strike(
-    owed: Tensor,
+    law: Tensor,
     total: Tensor,
     share: Tensor,
-    lines: Tensor,
-    parent: Tensor,
     token: Tensor,
     proposal: Tensor | None,
     is_point: Tensor,
     exists: Tensor,
 ) -> None:
-    """What the parent owes once this child is rejected: P becomes R / S and a becomes S / (S + 1 - a)."""
-    a, before = share[lines, parent], total[lines, parent]
-    struck = owed[lines, parent]
-    if proposal is None:
-        struck[lines, token] = 0
-    else:
-        scale = (a / before).to(struck.dtype)[:, None]
-        residual = (struck * scale - proposal).clamp_(min=0)
-        struck = torch.where(is_point[:, None], struck.scatter(1, token[:, None], 0), residual)
-    after = struck.sum(dim=-1).double()
-    left = torch.where(is_point, a * after / before, after)
-    # Nothing left and nothing to reject: P equals Q, and a rejection can only be rounding. P stays.
-    keep = ~exists | (after <= 0)
-    owed[lines, parent] = torch.where(keep[:, None], owed[lines, parent], struck)
-    total[lines, parent] = torch.where(keep, before, after)
-    next_share = left / (left + (1 - a))
-    share[lines, parent] = torch.where(exists, next_share.nan_to_num(nan=1.0), a)
+    """What parents owe once a child of theirs is rejected: P becomes R / S and a becomes S / (S + 1 - a), all in place.
+
+    Args:
+        law: `[..., V]` weights of the parents' P.
+        total: `[...]` their sums.
+        share: `[...]` the parents' a.
+        token: `[...]` the children's tokens.
+        proposal: `[..., V]` what they were drawn from, `None` if all are point masses.
+        is_point: `[...]` whether they are.
+        exists: `[...]` whether there is a child.
+    """
+    place, is_struck = token[..., None], is_point & exists
+    law.mul_(torch.where(exists, share / total, 1.0).to(law.dtype)[..., None])
+    if proposal is not None:
+        drawn = (exists & ~is_point)[..., None]
+        law.addcmul_(proposal, drawn.to(law.dtype), value=-1).clamp_(min=0)
+    law.scatter_(-1, place, law.gather(-1, place).masked_fill(is_struck[..., None], 0.0))
+    left = law.sum(dim=-1).double()
+    is_spent = exists & (left <= 0)
+    if law.device.type != "cpu" or bool(is_spent.any()):
+        # Nothing left and nothing to reject: P equals Q, and a rejection can only be rounding. P stays.
+        if proposal is not None:
+            law.addcmul_(proposal, (is_spent & ~is_point)[..., None].to(law.dtype))
+        law.scatter_(-1, place, law.gather(-1, place).masked_fill((is_spent & is_point)[..., None], 1.0))
+    total.copy_(torch.where(exists, torch.where(is_spent, 1.0, left), total))
+    # A parent with a = 1 and nothing left is 0 / 0: it is never rejected.
+    share.copy_(torch.where(exists, (left / (left + (1 - share))).nan_to_num(nan=1.0), share))
 
 
 def _end_law(probability: np.ndarray, parents: np.ndarray, carry: bool) -> np.ndarray:

@@ -15,7 +15,6 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from torch import Tensor
 from transformers import (
-    DynamicCache,
     GenerationConfig,
     LlamaForCausalLM,
     LogitsProcessor,
@@ -23,7 +22,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
-    SynthIDTextWatermarkingConfig,
     TextIteratorStreamer,
     WatermarkingConfig,
 )
@@ -31,7 +29,6 @@ from transformers.generation.streamers import BaseStreamer
 
 import specheads
 from specheads import SpeculativeConfig, SpeculativeGenerationMixin
-from specheads.compat import CACHE
 
 from .exactness.test_greedy import prompt
 from .tiny import perturbed, tiny
@@ -70,7 +67,6 @@ GREEDY_ARGUMENTS: dict[str, dict[str, Any]] = {
     "min_length": {"min_length": 18, "eos_token_id": [2, 31, 8]},
     "min_new_tokens": {"min_new_tokens": 9, "eos_token_id": [2, 31, 8]},
     "forced_eos_token_id": {"forced_eos_token_id": 6},
-    "forced_bos_token_id": {"forced_bos_token_id": 6},
     "suppress_tokens": {"suppress_tokens": [31, 5, 4]},
     "begin_suppress_tokens": {"begin_suppress_tokens": [31, 5, 4, 12, 6]},
     "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 1.4)},
@@ -80,6 +76,7 @@ GREEDY_ARGUMENTS: dict[str, dict[str, Any]] = {
     "guidance": {"guidance_scale": 1.8},
     "several ends": {"eos_token_id": [5, 31, 12]},
     "no ends": {"eos_token_id": None},
+    "no padding token": {"eos_token_id": None, "pad_token_id": None},
     "max_length": {"max_new_tokens": None, "max_length": 21},
     "one token": {"max_new_tokens": 1},
     "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: [(ids[-1] * 3 + row + k) % 32 for k in range(9)]},
@@ -240,6 +237,21 @@ def test_stop_strings(batch: int, target: Any, draft: Any) -> None:
     assert stopped or batch > 1
 
 
+@pytest.mark.parametrize("drafter", ["auto", "draft model"])
+def test_without_an_end_token_rows_go_on_until_the_last_one_stops(drafter: str) -> None:
+    """So plain `generate` does it: rows that a rule has stopped are not padded, but continued."""
+    target = specheads.enable(tiny(eos_token_id=None, pad_token_id=None))
+    inputs = {"input_ids": torch.randint(3, 12, (4, 11), generator=torch.Generator().manual_seed(5))}
+    free = target.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+    endings = [
+        "".join(LETTERS[token] for token in row[place : place + 2].tolist())
+        for row, place in zip(free, (13, 17, 20, 19), strict=True)
+    ]
+    draft = perturbed(target, 0.05) if drafter == "draft model" else None
+    plain, ours = both(target, inputs, draft=draft, stop_strings=endings, tokenizer=letters())
+    assert torch.equal(plain, ours) and 13 < plain.shape[1] < free.shape[1]
+
+
 def test_max_time_stops(target: Any) -> None:
     out = target.generate(**prompt("llama", 1), max_new_tokens=200, eos_token_id=None, max_time=0.0, speculative=True)
     assert out.shape[1] == 12
@@ -271,14 +283,6 @@ def test_a_processor_with_a_state_sees_what_plain_decoding_shows_it(batch: int, 
     assert torch.equal(plain, out.sequences)
     assert processors[0].calls == processors[1].calls
     assert out.speculation.num_accepted_draft_tokens > 0
-
-
-def test_synthid_watermark(target: Any, draft: Any) -> None:
-    mark = SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)
-    arguments = {"watermarking_config": mark, "do_sample": True, "top_k": 1, "max_new_tokens": TOKENS}
-    inputs = prompt("llama", 2)
-    plain = target.generate(**inputs, **arguments)
-    assert torch.equal(plain, target.generate(**inputs, **arguments, speculative=DRAFT, assistant_model=draft))
 
 
 def test_ratios_over_a_processor_with_a_state_are_refused(target: Any, draft: Any) -> None:
@@ -350,11 +354,6 @@ def test_refusals_say_why_and_leave_the_model_as_it_was(arguments: dict[str, Any
     assert target.__dict__ == before
     plain, ours = both(target, inputs)
     assert torch.equal(plain, ours)
-
-
-def test_a_filled_cache_is_refused(target: Any) -> None:
-    with pytest.raises(ValueError, match="cache"):
-        target.generate(**prompt("llama", 1), speculative=True, **{CACHE: DynamicCache(config=target.config)})
 
 
 def test_a_call_that_fails_leaves_no_trace(target: Any, draft: Any) -> None:

@@ -21,7 +21,7 @@ from specheads.drafters.draft_model import DraftModelDrafter
 from specheads.evaluation.divergence import divergences
 from specheads.evaluation.runs import timed_run
 from specheads.packing import PackedLinear, unpack
-from specheads.target import ModelRunner
+from specheads.target import SlotRunner
 
 from .exactness.test_greedy import prompt
 from .pretended import FIRST, HOST, SECOND, devices
@@ -121,6 +121,18 @@ def test_lora_on_an_encoder_decoder(peft: Any) -> None:
     assert torch.equal(plain, model.generate(**inputs, **GREEDY, speculative=DRAFT))
 
 
+def test_transformers_own_adapters(peft: Any) -> None:
+    model = specheads.enable(tiny())
+    try:
+        model.add_adapter(peft.LoraConfig(r=4, target_modules=TARGETS))
+    except ValueError as error:
+        pytest.skip(str(error))  # transformers asks for a newer PEFT
+    adapted = assert_same(trained(model))
+    model.disable_adapters()
+    without = assert_same(model)
+    assert differ(adapted, without) and not differ(without, plain_texts(tiny()))
+
+
 def test_enable_and_disable_take_a_peft_model(peft: Any) -> None:
     model = with_lora(peft, tiny())
     assert specheads.enable(model, draft_tokens=3) is model
@@ -133,7 +145,7 @@ def test_enable_and_disable_take_a_peft_model(peft: Any) -> None:
 def test_a_peft_model_as_the_draft(peft: Any) -> None:
     target, draft = specheads.enable(tiny()), trained(with_lora(peft, tiny()), amount=0.05)
     assert_same(target, assistant_model=draft)
-    assert_same(specheads.enable(target, drafter=draft), True)
+    assert_same(specheads.enable(target, drafter=draft, **DRAFT), True)
 
 
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])
@@ -404,9 +416,9 @@ def test_half_precision_differs_at_near_ties_only(dtype: torch.dtype, family: st
 
 @pytest.mark.parametrize("dtype", NEAR_TIE, ids=str)
 def test_wrong_positions_are_no_near_tie(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    extend = ModelRunner.extend
+    extend = SlotRunner.extend
     monkeypatch.setattr(
-        ModelRunner, "extend", lambda self, tokens, depths, visible: extend(self, tokens, depths + (depths > 0).long(), visible)
+        SlotRunner, "extend", lambda self, tokens, depths, visible: extend(self, tokens, depths + (depths > 0).long(), visible)
     )
     assert largest_gap(specheads.enable(tiny().to(dtype))) > 5 * NEAR_TIE[dtype]
 

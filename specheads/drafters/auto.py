@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
-from ..tree import DraftTree
+from ..tree import NO_TOKEN, DraftTree
 from .base import Accepted, Budget, DraftContext
-from .best_first import Candidate, grow_paying, is_single_path, tree_of
+from .best_first import Candidate, Reliance, grow_paying, is_single_path, tree_of
 from .known_text import known_segments
 from .recycling import RANK_PROBABILITIES, AdjacencyMatrix, observed
-from .suffix import continuations
+from .suffix import SOURCES, compare, continuations, end_of, relied_on
 from .suffix_automaton import SuffixAutomaton, index_of
 
 
@@ -30,6 +30,7 @@ class AutoDrafter:
     def begin(self, context: DraftContext) -> None:
         """Indexes what every line knows."""
         self.automata = [index_of(known_segments(context, line)) for line in range(len(context.rows))]
+        self.reliances = [Reliance(SOURCES) for _ in self.automata]
         self.matrix = AdjacencyMatrix.of_known_text(context, torch.device("cpu"))
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
@@ -38,15 +39,17 @@ class AutoDrafter:
         ends = context.sequences.end_tokens
         drafts = []
         for line, depth in enumerate(budget.depths):
-            automaton = self.automata[line]
-            last = context.tokens(line, context.length(line) - 1)[0]
-            root = Candidate(1.0, last, automaton.match, automaton.match_length)
-            drafts.append(grow_paying(root, partial(self._children, automaton), budget, depth, ends, single_path))
-        return tree_of(drafts, budget, context.device)
+            children = partial(relied_on, self.reliances[line], partial(self._children, self.automata[line]))
+            root = self._root(context, line, context.length(line))
+            drafts.append(grow_paying(root, children, budget, depth, ends, single_path))
+        return tree_of(drafts, budget, context)
 
     def commit(self, context: DraftContext, accepted: Accepted) -> None:
         """Indexes the kept tokens and takes in the target's candidates."""
-        for automaton, kept in zip(self.automata, accepted.tokens, strict=True):
+        for line, kept in enumerate(accepted.tokens):
+            automaton = self.automata[line]
+            root = self._root(context, line, context.length(line) - len(kept))
+            compare(self.reliances[line], partial(self._children, automaton), root, kept)
             automaton.extend(kept)
         tokens, candidates = observed(context, accepted)
         table = torch.cat([tokens[:, None], candidates], dim=1).cpu()
@@ -55,6 +58,13 @@ class AutoDrafter:
     def keep_rows(self, lines: Sequence[int]) -> None:
         """Keeps the automata of the lines that go on; the matrix belongs to all rows."""
         self.automata = [self.automata[line] for line in lines]
+        self.reliances = [self.reliances[line] for line in lines]
+
+    def _root(self, context: DraftContext, line: int, length: int) -> Candidate:
+        """The token that ends the first `length` of a line's, where the line's automaton stands."""
+        token = context.tokens(line, length - 1)[0]
+        # A prompt may end in a placeholder, which the target cannot say and the matrix does not know.
+        return end_of(self.automata[line], token if token < context.vocab_size else NO_TOKEN)
 
     def _children(self, automaton: SuffixAutomaton, after: Candidate) -> list[Candidate]:
         found, left = continuations(automaton, after)

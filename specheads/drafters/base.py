@@ -69,6 +69,8 @@ class DraftContext:
     def room(self, line: int) -> int:
         """How many tokens may be drafted along a path for the line: the target adds one more, and needs a position for each."""
         row = self.rows[line]
+        if self.sequences.is_padded(row):
+            return 0
         room = self.sequences.remaining(row) - 1
         return room if self.positions_left is None else min(room, self.positions_left[row] - self.sequences.generated(row))
 
@@ -88,8 +90,9 @@ class Budget:
     Args:
         depths: Per line, the most tokens along a path.
         nodes: The most nodes in a line's tree.
-        entry_cost: How many tokens a draft must bring to pay for a pass with one in place of a pass without.
-        node_cost: How many more it must bring for each of its nodes.
+        entry_cost: What a pass with drafts must bring beyond one without, in tokens of a row; in a batch, of all rows by their
+            shares (`pacing.shares`).
+        node_cost: How much more it must bring for each node that the widest row has.
     """
 
     depths: list[int]

@@ -17,7 +17,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogits
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..processors import POINTWISE, ScoreProcessors, in_full_precision, is_stateless
-from ..target import ModelRunner, family_of, run_prompt
+from ..target import ModelRunner, family_of, position_limit, run_prompt
 from ..tree import DraftTree
 from .base import Accepted, Budget, DraftContext
 from .growth import grow_chain, grow_tree, within_depths
@@ -62,12 +62,15 @@ class DraftModelDrafter:
             name = self.model.main_input_name
             raise ValueError(f"The draft model's encoder needs the `{name}`, and this call gives `encoder_outputs` only.")
         self.processors = draft_processors(context)
-        self.position_limit = getattr(self.model.config, "max_position_embeddings", None)
+        self.position_limit = position_limit(self.model)
+        if self.position_limit is None:  # positions without a table do not end, but those beyond were not trained
+            text = self.model.config.get_text_config(decoder=True)
+            self.position_limit = getattr(text, "max_position_embeddings", None)
         self.runner = None
         longest = max(len(prompt) for prompt in context.prompts)
         if self.position_limit is not None and longest >= self.position_limit:
             return
-        ids, mask = _left_padded([context.prompts[row] for row in context.rows], self.model.device)
+        ids, mask = _left_padded([context.prompts[row] for row in context.rows], self._device(context))
         most = max(context.sequences.remaining(row) for row in context.rows)
         room = most + context.config.draft_tokens + (context.config.tree_nodes or 0) + 1
         self.padding = [ids.shape[1] - len(context.prompts[row]) for row in context.rows]
@@ -133,6 +136,11 @@ class DraftModelDrafter:
         assert self.runner is not None
         return self.runner.lengths[line] - self.padding[line]
 
+    def _device(self, context: DraftContext) -> torch.device:
+        """Where the draft model reads ids; weights that are offloaded are nowhere, and are fetched to where the ids are."""
+        device = self.model.device
+        return context.device if device.type == "meta" else device
+
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens as the draft model can read them: a target with more padding may say some that it has no embedding for."""
         return tokens.clamp(max=self.model.get_input_embeddings().weight.shape[0] - 1)
@@ -155,7 +163,7 @@ class DraftModelDrafter:
             starts = [min(own, length - size) for own, length in zip(seen, lengths, strict=True)]
             self.runner.rewind([start + padding for start, padding in zip(starts, self.padding, strict=True)])
             tokens = [context.tokens(line, start)[:size] for line, start in enumerate(starts)]
-            ids = torch.tensor(tokens, device=self.model.device)
+            ids = torch.tensor(tokens, device=self._device(context))
             order = torch.arange(size, device=ids.device)
             visible = (order[:, None] >= order[None, :]).expand(len(tokens), size, size)
             logits = self.extend(ids, order.expand_as(ids), visible)
@@ -166,7 +174,7 @@ class DraftModelDrafter:
     def _encoder_inputs(self, context: DraftContext) -> dict[str, Any]:
         if context.encoder_inputs is None or not self.model.config.is_encoder_decoder:
             return {}
-        given, mask = context.encoder_inputs.to(self.model.device), context.encoder_mask
+        given, mask = context.encoder_inputs.to(self._device(context)), context.encoder_mask
         if given.is_floating_point():
             given = given.to(self.model.dtype)
         elif mask is None:

@@ -164,12 +164,16 @@ def children_of(
     batch_size, count = frontier.nodes.shape
     lines = [line for line in range(batch_size) for _ in range(count)]
     scores = source.scores(context, lines, frontier.paths.flatten(0, 1), frontier.logits.flatten(0, 1))
-    law = scores.softmax(dim=-1).view(batch_size, count, -1)
-    reach = (law.log() + frontier.value.to(law.dtype)[:, :, None]).flatten(1)
-    points = min(width - count if is_mixed else width, reach.shape[1])
-    value, place = reach.topk(points, dim=1)
-    parents, tokens = place // law.shape[-1], place % law.shape[-1]
-    rest, rest_mass = _without(law, parents, tokens) if is_mixed else (None, None)
+    points = width - count if is_mixed else width
+    # Of one node's children no more than that many can be among the best, and few are quicker to compare than all.
+    best = scores.topk(min(points, scores.shape[-1]), dim=-1)
+    reach = (best.values - scores.logsumexp(dim=-1, keepdim=True)).view(batch_size, count, -1)
+    reach = (reach + frontier.value.to(reach.dtype)[:, :, None]).flatten(1)
+    value, place = reach.topk(min(points, reach.shape[1]), dim=1)
+    tokens = best.indices.view(batch_size, -1).gather(1, place)
+    parents = place // max(1, best.indices.shape[1])
+    law = scores.softmax(dim=-1).view(batch_size, count, -1) if is_mixed else None
+    rest, rest_mass = (None, None) if law is None else _without(law, parents, tokens)
     # What cannot be said is no candidate: there were fewer tokens than places.
     tokens = tokens.masked_fill(value == -torch.inf, NO_TOKEN)
     if rest is None or rest_mass is None:
@@ -177,7 +181,7 @@ def children_of(
     drawn = draw(context, rest.flatten(0, 1), lines, depth).view(batch_size, count)
     # Where draft and target agree, a sampled child is accepted as often as the target says none of its siblings: what it
     # is worth depends on the law and not on the token.
-    drawn_value = frontier.value.to(law.dtype) + rest_mass.log()
+    drawn_value = frontier.value.to(rest_mass.dtype) + rest_mass.log()
     everyone = torch.arange(count, device=drawn.device).expand_as(drawn)
     # Sampled children come first among their siblings: the verifier asks in this order.
     return Level(

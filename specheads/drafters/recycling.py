@@ -20,6 +20,7 @@ from .known_text import known_segments
 
 # How often a token is followed by its first, second, ... candidate, as measured on greedy answers of a small chat model.
 RANK_PROBABILITIES = (0.5, 0.16, 0.06, 0.04, 0.02, 0.015, 0.01, 0.01)
+BLOCK = 64  # tokens that are looked at together in the search for the best ones
 
 
 class RecyclingDrafter:
@@ -145,8 +146,26 @@ def observed(context: DraftContext, accepted: Accepted) -> tuple[Tensor, Tensor]
     device = logits.device
     order = torch.tensor(others + kept).to(device, non_blocking=True)
     tokens = torch.cat([torch.tensor(roots).to(device, non_blocking=True)[:, None], tree.tokens], dim=1)  # [B, N + 1]
-    candidates = logits.topk(min(len(RANK_PROBABILITIES), logits.shape[-1])).indices  # [B, N + 1, W]
+    candidates = best_tokens(logits, min(len(RANK_PROBABILITIES), logits.shape[-1]))  # [B, N + 1, W]
     return tokens.flatten()[order], candidates.flatten(0, 1)[order]
+
+
+def best_tokens(logits: Tensor, count: int) -> Tensor:
+    """The most probable tokens `[..., W]` by logits `[..., V]`, the best first.
+
+    They are among the W blocks of tokens with the greatest maxima, which are found in a fraction of the time that it takes to
+    sort through all tokens.
+    """
+    blocks = logits.shape[-1] // BLOCK
+    whole = blocks * BLOCK
+    if blocks <= 2 * count:
+        return logits.topk(count).indices
+    divided = logits[..., :whole].unflatten(-1, (blocks, BLOCK))
+    chosen = divided.amax(dim=-1).topk(count).indices  # [..., W]
+    tokens = (chosen[..., None] * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(-2)
+    rest = torch.arange(whole, logits.shape[-1], device=logits.device).expand(*tokens.shape[:-1], -1)
+    tokens = torch.cat([tokens, rest], dim=-1)
+    return tokens.gather(-1, logits.gather(-1, tokens).topk(count).indices)
 
 
 @lru_cache(maxsize=64)

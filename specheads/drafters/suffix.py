@@ -7,7 +7,7 @@ from functools import partial
 
 from ..tree import NO_TOKEN, DraftTree
 from .base import Accepted, Budget, DraftContext
-from .best_first import Candidate, grow_paying, is_single_path, tree_of
+from .best_first import Candidate, Children, Reliance, grow_paying, is_single_path, tree_of
 from .known_text import known_segments
 from .suffix_automaton import ROOT, SuffixAutomaton, index_of
 
@@ -16,6 +16,9 @@ SUFFIXES = 3
 # How much it counts against a suffix of length 1 that it has been followed by yet another token; a suffix of length n that it
 # counts n times less. Fitted to how often a small chat model's answers go on as they did before.
 NOVELTY = 3.0
+# Sources of candidates that are told apart in how far they can be relied on: none, and suffixes by the binary digits of their
+# length with the candidate.
+SOURCES = 5
 
 
 class SuffixDrafter:
@@ -31,25 +34,59 @@ class SuffixDrafter:
     def begin(self, context: DraftContext) -> None:
         """Indexes what every line knows."""
         self.automata = [index_of(known_segments(context, line)) for line in range(len(context.rows))]
+        self.reliances = [Reliance(SOURCES) for _ in self.automata]
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A chain or a tree per line; none for a line whose last token is new."""
         single_path = is_single_path(context, budget)
         ends = context.sequences.end_tokens
         drafts = []
-        for automaton, depth in zip(self.automata, budget.depths, strict=True):
-            root = Candidate(1.0, NO_TOKEN, automaton.match, automaton.match_length)
-            drafts.append(grow_paying(root, partial(copies, automaton), budget, depth, ends, single_path))
-        return tree_of(drafts, budget, context.device)
+        for line, depth in enumerate(budget.depths):
+            children = partial(relied_on, self.reliances[line], partial(copies, self.automata[line]))
+            drafts.append(grow_paying(end_of(self.automata[line]), children, budget, depth, ends, single_path))
+        return tree_of(drafts, budget, context)
 
     def commit(self, context: DraftContext, accepted: Accepted) -> None:
         """Indexes the kept tokens."""
-        for automaton, tokens in zip(self.automata, accepted.tokens, strict=True):
+        for automaton, reliance, tokens in zip(self.automata, self.reliances, accepted.tokens, strict=True):
+            compare(reliance, partial(copies, automaton), end_of(automaton), tokens)
             automaton.extend(tokens)
 
     def keep_rows(self, lines: Sequence[int]) -> None:
         """Keeps the automata of the lines that go on."""
         self.automata = [self.automata[line] for line in lines]
+        self.reliances = [self.reliances[line] for line in lines]
+
+
+def end_of(automaton: SuffixAutomaton, token: int = NO_TOKEN) -> Candidate:
+    """The end of a row's text as the root of a draft."""
+    return Candidate(1.0, token, automaton.match, automaton.match_length)
+
+
+def source_of(candidate: Candidate) -> int:
+    """Where a candidate comes from: 0 is no copy, and longer suffixes are more reliable ones."""
+    return min(candidate.length.bit_length(), SOURCES - 1)
+
+
+def relied_on(reliance: Reliance, children: Children, after: Candidate) -> list[Candidate]:
+    """What may follow a candidate, with probabilities in the light of what the row has shown."""
+    return [Candidate(reliance.applied(source_of(child), child.probability), *child[1:]) for child in children(after)]
+
+
+def compare(reliance: Reliance, children: Children, root: Candidate, said: Sequence[int]) -> None:
+    """Shows a reliance what would have been drafted for a row's next tokens."""
+    place: Candidate | None = root
+    for token in said:
+        if place is None:
+            break
+        promised = [0.0] * SOURCES
+        came = None
+        for child in children(place):
+            promised[source_of(child)] += child.probability
+            if child.token == token:
+                came = child
+        reliance.observe(promised, None if came is None else source_of(came))
+        place = came
 
 
 def copies(automaton: SuffixAutomaton, after: Candidate) -> list[Candidate]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from ..mixin import SpeculativeGenerationMixin
 from .divergence import divergences
 from .prompts import InputError, Prompt, encode
 from .runs import Run, timed_run
@@ -71,7 +72,11 @@ class Bench:
 
     def _run(self, name: str, prompts: Sequence[Prompt], seed: int, **changed: Any) -> Run:
         model = self.packed if name in self.on_packed else self.model
-        return timed_run(model, self._inputs(prompts), seed, **{**self.variants[name], **self.arguments, **changed})
+        # A variant is what it says, whatever the model's generation config says.
+        unless_ours = {"speculative": False} if isinstance(model, SpeculativeGenerationMixin) else {}
+        return timed_run(
+            model, self._inputs(prompts), seed, **{**unless_ours, **self.variants[name], **self.arguments, **changed}
+        )
 
     def _compare(self, name: str, prompts: Sequence[Prompt], runs: dict[str, Run]) -> list[Any] | None:
         if name == PLAIN or self.arguments["do_sample"]:

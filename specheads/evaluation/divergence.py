@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..mixin import SpeculativeGenerationMixin
 from .runs import Run
 
 
@@ -74,10 +75,12 @@ def _next_scores(model: Any, inputs: Mapping[str, Any], row: int, continuation: 
     tail = torch.tensor(continuation, dtype=prompt.dtype, device=prompt.device)
     if model.config.is_encoder_decoder:
         start = prompt.new_tensor([model.generation_config.decoder_start_token_id])
-        given = {"input_ids": prompt[None], "decoder_input_ids": torch.cat([start, tail])[None]}
+        given: dict[str, Any] = {"input_ids": prompt[None], "decoder_input_ids": torch.cat([start, tail])[None]}
     else:
         ids = torch.cat([prompt, tail])[None]
         given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if isinstance(model, SpeculativeGenerationMixin):
+        given["speculative"] = False  # whatever the model's generation config says
     # Through `generate`, so that the processors of the model's generation config are applied as they were in the runs.
     output = model.generate(**given, do_sample=False, max_new_tokens=1, output_scores=True, return_dict_in_generate=True)
     scores: torch.Tensor = output.scores[0][0].float()

@@ -11,9 +11,17 @@ from transformers import EosTokenCriteria, LogitsProcessorList, StoppingCriteria
 
 from specheads.config import SpeculativeConfig
 from specheads.drafters.base import Accepted, Budget, DraftContext, Drafter, drafter_by_name
-from specheads.drafters.best_first import Candidate, grow
+from specheads.drafters.best_first import CERTAIN, Candidate, Draft, Reliance, grow, paying_width, tree_of
 from specheads.drafters.known_text import known_segments
-from specheads.drafters.recycling import RANK_PROBABILITIES, AdjacencyMatrix, bigrams, node_depths, static_tree
+from specheads.drafters.recycling import (
+    BLOCK,
+    RANK_PROBABILITIES,
+    AdjacencyMatrix,
+    best_tokens,
+    bigrams,
+    node_depths,
+    static_tree,
+)
 from specheads.drafters.suffix import NOVELTY, continuations
 from specheads.drafters.suffix_automaton import index_of
 from specheads.processors import ScoreProcessors
@@ -431,3 +439,67 @@ def test_growth_takes_the_best_products():
     assert grow(root, children, 4, 1, set(), single_path=False)[:2] == ([1, 2], [0, 0])
     assert grow(root, children, 4, 5, {2}, single_path=False)[:2] == ([1, 2, 3], [0, 0, 1])
     assert grow(root, children, 4, 5, {0}, single_path=True)[:2] == ([1, 3], [0, 1]), "a root may be an end token"
+
+
+def test_a_draft_is_as_wide_as_pays_for_the_rows_together():
+    drafts = [Draft([1, 2, 3], [0, 1, 2], [0.9, 0.8, 0.1]), Draft([4], [0], [0.5]), Draft([], [], [])]
+    even = [1 / 3] * 3
+    assert paying_width(drafts, Budget([3] * 3, 3, 0.0, 0.3), even) == 1
+    assert paying_width(drafts, Budget([3] * 3, 3, 0.0, 0.2), even) == 2
+    assert paying_width(drafts, Budget([3] * 3, 3, 0.0, 0.01), even) == 3
+    assert paying_width(drafts, Budget([3] * 3, 3, 0.4, 0.2), even) == 0, "0.47 and 0.27 do not pay for 0.6 and 0.2"
+    assert paying_width(drafts, Budget([3] * 3, 3, 0.0, 0.3), [0.0, 0.5, 0.5]) == 0, "the row that gains is ahead"
+    assert paying_width(drafts, Budget([3] * 3, 3, 0.0, 0.3), [1.0, 0.0, 0.0]) == 2
+
+
+def test_rows_are_cut_to_the_width_that_pays():
+    context = context_for([[2], [3]])
+    drafts = [Draft([4, 5, 6], [0, 1, 0], [0.9, 0.8, 0.1]), Draft([7, 8], [0, 1], [0.9, 0.7])]
+    tree = tree_of(drafts, Budget([3, 3], 3, 0.0, 0.2), context)
+    assert (paths_of(tree, 0), paths_of(tree, 1)) == ({(4,), (4, 5)}, {(7,), (7, 8)})
+    assert tree.expected == pytest.approx(0.9 + 0.8 + 0.9 + 0.7)
+    assert tree_of(drafts, Budget([3, 3], 3, 2.0, 0.2), context).size == 0
+
+
+def test_reliance_follows_what_comes():
+    reliance = Reliance(2)
+    assert reliance.applied(0, 0.6) == 0.6
+    for _ in range(40):
+        reliance.observe([0.5, 0.4], 1)
+    assert reliance.applied(0, 0.5) < 0.1
+    assert reliance.applied(1, 0.4) > 0.7
+    assert reliance.applied(1, 0.9) == CERTAIN
+    before = list(reliance.factors)
+    reliance.observe([0.0, 0.0], None)
+    assert reliance.factors == before, "what promised nothing shows nothing"
+    for _ in range(30):
+        reliance.observe([0.5, 0.0], 0)
+    assert reliance.applied(0, 0.5) > 0.6, "it comes back"
+
+
+@pytest.mark.parametrize("name", ["suffix", "auto"])
+def test_what_was_not_drafted_is_learnt_from_all_the_same(name):
+    """Copies that pay by their frequencies are left out once the text has stopped to repeat itself, and come back."""
+    period = [2, 3, 4, 5]
+    context = context_for([period * 3])
+    drafter = begun(name, context)
+    budget = Budget([4], 4, 0.2, 0.2)
+    assert drafter.propose(context, budget).size == 4
+    said = torch.randint(2, 11, (60,), generator=torch.Generator().manual_seed(0))
+    for token in said.tolist():  # one at a time, as without drafts
+        settle(drafter, context, [[token]], logits=ranked(11).view(1, 1, -1))
+    sizes = []
+    for token in period * 5:
+        sizes.append(drafter.propose(context, budget).size)
+        settle(drafter, context, [[token]], logits=ranked(token).view(1, 1, -1))
+    assert sizes[0] == 0
+    assert sizes[-1] == 4
+
+
+@pytest.mark.parametrize("vocab_size", [12, 16 * BLOCK, 40 * BLOCK + 5])
+def test_the_best_tokens_are_those_of_a_full_search(vocab_size):
+    logits = torch.randn(2, 3, vocab_size, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(best_tokens(logits, 8), logits.topk(8).indices)
+    logits[..., 1:] = -torch.inf  # a processor may leave fewer than that many
+    assert best_tokens(logits, 8)[0, 0].unique().numel() == 8
+    assert (best_tokens(logits, 8)[..., 0] == 0).all()
