@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import SpeculativeConfig
     from .drafters import load_drafter
+    from .formats import export_head, import_head
+    from .heads import EagleConfig, EagleHead, MedusaConfig, MedusaHeads
     from .mixin import SpeculativeGenerationMixin, disable, enable
     from .packing import pack_for_cpu
     from .stats import SpeculationStats
@@ -16,22 +18,34 @@ __version__ = "0.1.0"
 
 # Loaded on first use: importing the package costs next to nothing.
 _HOMES = {
+    "EagleConfig": "heads",
+    "EagleHead": "heads",
+    "MedusaConfig": "heads",
+    "MedusaHeads": "heads",
     "SpeculationStats": "stats",
     "SpeculativeConfig": "config",
     "SpeculativeGenerationMixin": "mixin",
     "disable": "mixin",
     "enable": "mixin",
+    "export_head": "formats",
+    "import_head": "formats",
     "load_drafter": "drafters",
     "pack_for_cpu": "packing",
 }
 
 __all__ = [
+    "EagleConfig",
+    "EagleHead",
+    "MedusaConfig",
+    "MedusaHeads",
     "SpeculationStats",
     "SpeculativeConfig",
     "SpeculativeGenerationMixin",
     "__version__",
     "disable",
     "enable",
+    "export_head",
+    "import_head",
     "load_drafter",
     "pack_for_cpu",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers.generation import utils as generation
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, output_capturing
 
 # 5.24 renamed the argument that carries the cache.
 CACHE = "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
@@ -21,10 +22,28 @@ PROMPT_INPUTS = frozenset(getattr(generation, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE
 
 SAMPLE_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
+# 5.24 takes a list of the hidden states that a pass is to return, the others being `None`; before, it is all or none.
+SELECTS_HIDDEN_STATES = hasattr(output_capturing, "selected_hidden_states")
+
 
 def prefill(model: PreTrainedModel, ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any]) -> Any:
     """The stock pass over the prompt, with everything `generate` prepared for it."""
     return model._prefill(ids, generation_config, model_kwargs)
+
+
+def hidden_states_request(layers: Sequence[int], asked: Any) -> Any:
+    """The `output_hidden_states` under which a pass returns some hidden states besides those that the user asked for.
+
+    Args:
+        layers: Indices into `hidden_states`.
+        asked: What the user said: nothing, a flag, an index or a list of them.
+    """
+    if not layers:
+        return asked
+    if asked is True or not SELECTS_HIDDEN_STATES:
+        return True
+    own = [] if not asked else [asked] if isinstance(asked, int) else list(asked)
+    return [*own, *layers]
 
 
 def cache_name(model: PreTrainedModel) -> str:

@@ -92,6 +92,7 @@ def timed(part: str) -> Callable[[Function], Function]:
 def begin(call: Call) -> None:
     """Tells the drafter that the prompt is in."""
     call.drafter.begin(call.context)
+    call.context.prompt_features = None
 
 
 @timed("draft")
@@ -145,9 +146,9 @@ def keep(call: Call, tree: DraftTree, given: Pass, laws: RoundLaws, verdict: Ver
     rows, target = call.context.rows, call.target
     emitted = verdict.emitted
     kept = emitted if appends_in_verify(call) else call.context.sequences.append(rows, emitted, call.in_step)
-    accepted = Accepted(
-        tree, [path[: len(tokens)] for path, tokens in zip(verdict.paths, kept, strict=True)], kept, given.logits
-    )
+    paths = [path[: len(tokens)] for path, tokens in zip(verdict.paths, kept, strict=True)]
+    features = given.features(getattr(call.drafter, "feature_layers", ()))
+    accepted = Accepted(tree, paths, kept, given.logits, features)
     account(call, laws, verdict, accepted)
     collect(call, given, laws, accepted)
     # A row's last token is not kept in the cache: it is the root of the next draft. The prompt's pass wrote for good.

@@ -191,7 +191,8 @@ def enable(
 
     Args:
         model: A model of a supported family.
-        drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft model, or a drafter.
+        drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft head or the folder or
+            Hub id of one, a draft model, or a drafter.
         pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`).
         tokenizer: The model's tokenizer; needed for a draft model whose vocabulary is padded to another size.
         assistant_tokenizer: That draft model's tokenizer.

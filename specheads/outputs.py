@@ -9,12 +9,13 @@ Shapes: B rows, n tokens of a pass, K kept tokens, V vocabulary, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import compat
 from .target import ModelRunner, Pass
 
 WANTED = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
@@ -34,7 +35,7 @@ class Step:
 
     scores: Tensor | None
     logits: Tensor | None
-    hidden_states: tuple[Tensor, ...] | None
+    hidden_states: tuple[Tensor | None, ...] | None
     attentions: tuple[Tensor, ...] | None
     cross_attentions: tuple[Tensor, ...] | None
 
@@ -52,7 +53,8 @@ class StepOutputs:
         self.scores, self.logits, self.hidden_states, self.attentions = (
             bool(generation_config.return_dict_in_generate and getattr(generation_config, name)) for name in WANTED
         )
-        self.prompt = prompt
+        self.chosen = _chosen(generation_config.output_hidden_states)
+        self.prompt = replace(prompt, hidden_states=self._shown(prompt.hidden_states))
         self.steps: list[list[Step]] = [[] for _ in range(batch_size)]
 
     @property
@@ -75,12 +77,13 @@ class StepOutputs:
         """
         if not target.written:  # the prompt's layers are returned whole
             given = Pass(given.logits)
+        states = self._shown(given.hidden_states)
         for index, node in enumerate(nodes):
             self.steps[row].append(
                 Step(
                     scores=None if scores is None else scores[index].float(),
                     logits=given.logits[line, node].float() if self.logits else None,
-                    hidden_states=_at(given.hidden_states, lambda state, node=node: state[line, node, None]),
+                    hidden_states=_at(states, lambda state, node=node: state[line, node, None]),
                     attentions=_at(
                         target.columns_attended(given.attentions, line, nodes[: index + 1]),
                         lambda weights, node=node: weights[:, node, None],
@@ -109,11 +112,27 @@ class StepOutputs:
                 fields[key] = (getattr(self.prompt, name), *later)
         return fields
 
+    def _shown(self, states: tuple[Tensor | None, ...] | None) -> tuple[Tensor | None, ...] | None:
+        """The hidden states that the call is to return: a pass may hold others, which the drafter asked for."""
+        if states is None or not self.hidden_states:
+            return None
+        if self.chosen is None:
+            return states
+        chosen = {layer % len(states) for layer in self.chosen if -len(states) <= layer < len(states)}
+        return tuple(state if layer in chosen else None for layer, state in enumerate(states))
 
-def _at(layers: tuple[Tensor, ...] | None, pick: Any) -> tuple[Tensor, ...] | None:
-    return None if layers is None else tuple(pick(layer) for layer in layers)
+
+def _chosen(asked: Any) -> list[int] | None:
+    """The hidden states that a user picked, `None` for all: transformers takes a flag, an index or a list of them."""
+    if isinstance(asked, bool) or asked is None or not compat.SELECTS_HIDDEN_STATES:
+        return None
+    return [asked] if isinstance(asked, int) else list(asked)
 
 
-def _by_layer(rows: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def _at(layers: tuple[Any, ...] | None, pick: Any) -> tuple[Any, ...] | None:
+    return None if layers is None else tuple(None if layer is None else pick(layer) for layer in layers)
+
+
+def _by_layer(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """One tensor `[B, ...]` per layer from each row's."""
-    return tuple(torch.stack(layer) for layer in zip(*rows, strict=True))
+    return tuple(None if layer[0] is None else torch.stack(layer) for layer in zip(*rows, strict=True))

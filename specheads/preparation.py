@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -14,6 +14,7 @@ from transformers import Cache, LogitsProcessorList, MaxLengthCriteria, PreTrain
 from . import compat
 from .config import SpeculativeConfig
 from .drafters import DraftContext, Drafter
+from .features import PromptFeatures, collected, joined
 from .loop import Call
 from .outputs import StepOutputs
 from .pacing import Pacer, PassCost
@@ -97,18 +98,20 @@ def prepare(model: PreTrainedModel, config: SpeculativeConfig, drafter: Drafter,
     check_inputs(request.model_kwargs)
     noise = noise_for(config, len(request.input_ids)) if request.generation_config.do_sample else None
     verification = _verification(config, request.logits_processor, noise is not None)
-    given, cache = _run_prompt(model, request)
+    layers = getattr(drafter, "feature_layers", ())
+    given, features, cache = _run_prompt(model, request, layers)
     prompt = _prompt(model, request, cache, given)
     sequences = _sequences(request, given.logits.device)
     weighs = noise is not None and verification != "match"
     context = _context(model, config, request, prompt, sequences, noise, given.logits, weighs)
+    context.prompt_features = PromptFeatures.of(sequences.ids[:, : sequences.prompt_width], features, prompt.hidden)
     most = min(config.draft_tokens, sequences.remaining(0) - 1)
     # A clock would make it a matter of chance which random numbers are drawn.
     uses_clock = noise is None or config.sampling_noise == "keyed"
     cost = PassCost(given.logits.device, is_packed(model))
     return Call(
         target=_runner(model, config, request, cache, prompt, sequences.remaining(0)),
-        prompt=given,
+        prompt=given.last(),
         drafter=drafter,
         context=context,
         pacer=Pacer(config, cost, drafter.step_cost, drafter.weighs_nodes, uses_clock, most),
@@ -125,15 +128,30 @@ def _goes_in_step(context: DraftContext, drafter: Drafter, family: Family) -> bo
     return getattr(drafter, "needs_step", False)
 
 
-def _run_prompt(model: PreTrainedModel, request: Request) -> tuple[Pass, Cache]:
-    """The stock pass over the prompt: what it gave, of the logits `[B, 1, V]` those of the first token, and the cache."""
+def _run_prompt(model: PreTrainedModel, request: Request, layers: Sequence[int]) -> tuple[Pass, Tensor | None, Cache]:
+    """The stock pass over the prompt.
+
+    Args:
+        model: The target.
+        request: What `generate` prepared; asks for the features from here on.
+        layers: The drafter's feature layers.
+
+    Returns:
+        What the pass gave, of the logits `[B, 1, V]` those of the first token; the features `[B, C, L H]` of the columns that
+        it ran on, or `None`; and the cache.
+    """
     if request.model_kwargs.get(name := compat.cache_name(model)) is None:
         request.model_kwargs[name] = compat.new_cache(model)
         request.model_kwargs["use_cache"] = True
-    outputs = compat.prefill(model, request.input_ids, request.generation_config, request.model_kwargs)
+    wanted = compat.hidden_states_request(layers, request.model_kwargs.get("output_hidden_states"))
+    if layers:
+        request.model_kwargs["output_hidden_states"] = wanted
+    with collected(model, layers) as chunks:
+        outputs = compat.prefill(model, request.input_ids, request.generation_config, request.model_kwargs)
     given = Pass.of(outputs)
     # A copy, so that the logits of the whole prompt do not stay.
-    return replace(given, logits=given.logits[:, -1:].to(request.input_ids.device, copy=True)), compat.cache_of(model, outputs)
+    logits = given.logits[:, -1:].to(request.input_ids.device, copy=True)
+    return replace(given, logits=logits), joined(chunks), compat.cache_of(model, outputs)
 
 
 def _prompt(model: PreTrainedModel, request: Request, cache: Cache, given: Pass) -> Prompt:

@@ -267,13 +267,13 @@ class Pass:
 
     Args:
         logits: `[B, n, V]`.
-        hidden_states: `[B, n, H]` before the first layer and after each one, if asked for.
+        hidden_states: `[B, n, H]` before the first layer and after each one, `None` for those that were not asked for.
         attentions: `[B, heads, n, S]` per layer, if asked for.
         cross_attentions: `[B, heads, n, encoder length]` per layer, if asked for.
     """
 
     logits: Tensor
-    hidden_states: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor | None, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     cross_attentions: tuple[Tensor, ...] | None = None
 
@@ -285,9 +285,34 @@ class Pass:
         across = outputs.get("cross_attentions")
         return cls(
             outputs.logits[:, first:],
-            None if states is None else tuple(state[:, first:] for state in states),
+            None if states is None else tuple(None if state is None else state[:, first:] for state in states),
             None if own is None else tuple(layer[:, :, first:] for layer in own),
             None if across is None else tuple(layer[:, :, first:] for layer in across),
+        )
+
+    def features(self, layers: Sequence[int]) -> Tensor | None:
+        """Hidden states of some layers side by side `[B, n, L H]`; `None` for no layers.
+
+        Raises:
+            ValueError: if the pass did not give them.
+        """
+        if not layers:
+            return None
+        given = dict(enumerate(self.hidden_states or ()))
+        states = [state.to(self.logits.device) for layer in layers if (state := given.get(layer)) is not None]
+        if len(states) < len(layers):
+            raise ValueError(
+                f"The drafter reads the target's hidden states {list(layers)}, and a pass of the target gives {len(given)} of "
+                "them, counted from 0; name others in its `feature_layers`."
+            )
+        return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
+
+    def last(self) -> Pass:
+        """What it gave for its last token. A copy, so that the rest does not stay."""
+        states = self.hidden_states
+        return Pass(
+            self.logits[:, -1:].clone(),
+            None if states is None else tuple(None if state is None else state[:, -1:].clone() for state in states),
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from .base import Accepted, Budget, DraftContext, Drafter, drafter_by_name
+from .base import REGISTRY, Accepted, Budget, DraftContext, Drafter, drafter_by_name
 
 __all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "drafter_by_name", "load_drafter"]
 
@@ -15,22 +16,36 @@ METHODS = ("begin", "propose", "commit", "keep_rows")
 ATTRIBUTES = ("step_cost", "weighs_nodes")
 
 
-def load_drafter(spec: Any, target: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None) -> Drafter:
+def load_drafter(
+    spec: Any, target: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None, **options: Any
+) -> Drafter:
     """Makes a drafter for a target.
 
     Args:
-        spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft model, or
-            an object that is a drafter already.
+        spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft head, the
+            folder or Hub id of one, a draft model, or an object that is a drafter already.
         target: The model to draft for.
-        tokenizer: The target's tokenizer; needed for a draft model whose vocabulary is padded to another size.
+        tokenizer: The target's tokenizer; needed for a draft model whose vocabulary is padded to another size. A head's is
+            compared with it.
         assistant_tokenizer: That draft model's tokenizer.
+        options: How a head is found and read: `revision`, `token`, `cache_dir` and the others of `specheads.import_head`.
 
     Raises:
-        ValueError: if the name is unknown, or the draft model does not fit the target.
+        ValueError: if the name is unknown, or the head or draft model does not fit the target.
         TypeError: if `spec` is of another type.
     """
+    if isinstance(spec, str | os.PathLike) and _is_place(spec):
+        from ..formats import import_head
+
+        spec = import_head(spec, target, **options).to(target.device)
+    elif options:
+        raise TypeError(f"{', '.join(options)}: only a head that is loaded from a folder or the Hub takes such arguments.")
     if isinstance(spec, str):
         return drafter_by_name(spec)
+    if _is_head(spec):
+        from .head import drafter_for
+
+        return drafter_for(spec, target, tokenizer)
     if isinstance(spec, PreTrainedModel):
         from .draft_model import DraftModelDrafter
 
@@ -42,3 +57,17 @@ def load_drafter(spec: Any, target: PreTrainedModel, tokenizer: Any = None, assi
         return spec
     what = f"the class {spec.__name__}" if isinstance(spec, type) else type(spec).__name__
     raise TypeError(f"A drafter must be a name, a model or an object with the drafter's methods, got {what}.")
+
+
+def _is_place(spec: str | os.PathLike[str]) -> bool:
+    """Whether something that is no drafter's name is a folder or may be the id of a repository."""
+    name = os.fspath(spec)
+    return name not in REGISTRY and (not isinstance(spec, str) or "/" in name or os.path.isdir(name))
+
+
+def _is_head(spec: Any) -> bool:
+    if not isinstance(spec, PreTrainedModel):
+        return False
+    from ..heads import DraftHead
+
+    return isinstance(spec, DraftHead)

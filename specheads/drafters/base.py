@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config import SpeculativeConfig
+from ..features import PromptFeatures
 from ..processors import ScoreProcessors
 from ..randomness import Noise
 from ..sequences import Sequences
@@ -40,6 +41,8 @@ class DraftContext:
         positions_left: Per batch row, how many tokens after the prompt the target has positions for; `None` if they do not end.
         weighs_proposals: Whether the verification uses the laws of sampled nodes. If not, they need not be kept.
         encoder_inputs: `[B, S, ...]` what the encoder read, ids or sound; `None` where only its outputs are known.
+        prompt_features: The target's hidden states of the prompt, for drafters with `feature_layers`; there for `begin` only,
+            so that they do not stay.
     """
 
     rows: list[int]
@@ -56,6 +59,7 @@ class DraftContext:
     positions_left: list[int] | None
     weighs_proposals: bool
     encoder_inputs: Tensor | None = None
+    prompt_features: PromptFeatures | None = None
 
     def length(self, line: int) -> int:
         """How many tokens the line's row has, prompt included."""
@@ -111,12 +115,15 @@ class Accepted:
         paths: Per line, the accepted nodes that were kept.
         tokens: Per line, the tokens that were kept: those of its path and then the target's own.
         logits: `[B, N + 1, V]` of the target at the root and the nodes, raw.
+        features: `[B, N + 1, L H]` the target's hidden states at the root and the nodes, those of the drafter's
+            `feature_layers` side by side; `None` for drafters without. After the prompt, the root is its last token.
     """
 
     tree: DraftTree
     paths: list[list[int]]
     tokens: list[list[int]]
     logits: Tensor
+    features: Tensor | None = None
 
 
 class Drafter(Protocol):
@@ -130,7 +137,8 @@ class Drafter(Protocol):
         weighs_nodes: Whether it knows how likely its nodes are, leaves out those that do not pay by the budget's costs, and
             says what it expects in `DraftTree.expected`.
 
-    A drafter that follows rows of one length only says so by an attribute `needs_step = True`.
+    A drafter that follows rows of one length only says so by an attribute `needs_step = True`; one that reads hidden states of
+    the target names their indices in `hidden_states` by an attribute `feature_layers`.
     """
 
     step_cost: float
@@ -200,7 +208,9 @@ def drafter_by_name(name: str) -> Drafter:
         ValueError: if there is no drafter of that name.
     """
     if name not in REGISTRY:
-        raise ValueError(f"Unknown drafter {name!r}; known are {', '.join(REGISTRY)}.")
+        raise ValueError(
+            f"Unknown drafter {name!r}; known are {', '.join(REGISTRY)}, and a draft head's folder or id, `owner/name`."
+        )
     module, class_name = REGISTRY[name]
     build: Callable[[], Drafter] = getattr(import_module(f".{module}", __package__), class_name)
     return build()

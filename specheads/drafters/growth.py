@@ -9,7 +9,7 @@ Shapes: B lines, F frontier nodes, W nodes of a level, V vocabulary, m tokens of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -76,7 +76,7 @@ def grow_chain(source: DraftSource, context: DraftContext, logits: Tensor, seen:
 
 
 @dataclass
-class _Frontier:
+class Frontier:
     """Nodes to be given children.
 
     Args:
@@ -93,9 +93,22 @@ class _Frontier:
     visible: Tensor
     logits: Tensor
 
+    @classmethod
+    def at_root(cls, context: DraftContext, logits: Tensor, seen: int) -> Frontier:
+        """The root alone.
+
+        Args:
+            context: The call.
+            logits: `[B, V']` at the root.
+            seen: m.
+        """
+        root = torch.zeros(len(context.rows), 1, dtype=torch.long, device=context.device)
+        attends = torch.ones(len(context.rows), 1, seen, dtype=torch.bool, device=context.device)
+        return cls(root, torch.zeros_like(root, dtype=torch.float), root[:, :, None][:, :, :0], attends, logits[:, None])
+
 
 @dataclass
-class _Level:
+class Level:
     """The children made at one depth.
 
     Args:
@@ -125,33 +138,33 @@ def grow_tree(source: DraftSource, context: DraftContext, logits: Tensor, seen: 
         depth: The number of levels.
         nodes: The number of nodes, at least `depth`.
     """
-    batch_size, device = len(context.rows), context.device
-    root = torch.zeros(batch_size, 1, dtype=torch.long, device=device)
-    attends = torch.ones(batch_size, 1, seen, dtype=torch.bool, device=device)
-    frontier = _Frontier(root, torch.zeros_like(root, dtype=torch.float), root[:, :, None][:, :, :0], attends, logits[:, None])
+    frontier = Frontier.at_root(context, logits, seen)
     levels, parents, slots, made = [], [], [], 0
     widths = _level_widths(nodes, depth)
     for index, width in enumerate(widths):
-        level = _children(source, context, frontier, width, index)
+        level = children_of(source, context, frontier, width, index, samples(context))
         levels.append(level)
         parents.append(frontier.nodes.gather(1, level.parents))
         slots.append(torch.full_like(level.tokens, -1))
         if index + 1 < depth:
-            frontier, chosen = _descend(source, frontier, level, widths[index + 1], made, seen + index)
+            frontier, chosen = descend(source, frontier, level, widths[index + 1], made, seen + index)
             held = frontier.visible.shape[2] - chosen.shape[1]
-            slots[-1].scatter_(1, chosen, torch.arange(held, held + chosen.shape[1], device=device).expand_as(chosen))
+            order = torch.arange(held, held + chosen.shape[1], device=chosen.device)
+            slots[-1].scatter_(1, chosen, order.expand_as(chosen))
         made += level.tokens.shape[1]
     laws, law_of = _collect_laws(levels) if context.weighs_proposals else (None, None)
     tokens = torch.cat([level.tokens for level in levels], dim=1)
     return Grown(DraftTree(tokens, torch.cat(parents, dim=1), depth, laws, law_of), torch.cat(slots, dim=1))
 
 
-def _children(source: DraftSource, context: DraftContext, frontier: _Frontier, width: int, depth: int) -> _Level:
-    """Gives the frontier's nodes `width` children in all: one sampled child each if the call samples, and the most probable."""
+def children_of(
+    source: DraftSource, context: DraftContext, frontier: Frontier, width: int, depth: int, is_mixed: bool
+) -> Level:
+    """Gives the frontier's nodes `width` children in all: if they are mixed, one sampled child each, and the most probable."""
     batch_size, count = frontier.nodes.shape
     lines = [line for line in range(batch_size) for _ in range(count)]
     scores = source.scores(context, lines, frontier.paths.flatten(0, 1), frontier.logits.flatten(0, 1))
-    points = width - count if samples(context) else width
+    points = width - count if is_mixed else width
     # Of one node's children no more than that many can be among the best, and few are quicker to compare than all.
     best = scores.topk(min(points, scores.shape[-1]), dim=-1)
     reach = (best.values - scores.logsumexp(dim=-1, keepdim=True)).view(batch_size, count, -1)
@@ -159,26 +172,26 @@ def _children(source: DraftSource, context: DraftContext, frontier: _Frontier, w
     value, place = reach.topk(min(points, reach.shape[1]), dim=1)
     tokens = best.indices.view(batch_size, -1).gather(1, place)
     parents = place // max(1, best.indices.shape[1])
-    law = scores.softmax(dim=-1).view(batch_size, count, -1) if samples(context) else None
+    law = scores.softmax(dim=-1).view(batch_size, count, -1) if is_mixed else None
     rest, rest_mass = (None, None) if law is None else _without(law, parents, tokens)
     # What cannot be said is no candidate: there were fewer tokens than places.
     tokens = tokens.masked_fill(value == -torch.inf, NO_TOKEN)
     if rest is None or rest_mass is None:
-        return _Level(tokens, parents, value, None)
+        return Level(tokens, parents, value, None)
     drawn = draw(context, rest.flatten(0, 1), lines, depth).view(batch_size, count)
     # Where draft and target agree, a sampled child is accepted as often as the target says none of its siblings: what it
     # is worth depends on the law and not on the token.
     drawn_value = frontier.value.to(rest_mass.dtype) + rest_mass.log()
     everyone = torch.arange(count, device=drawn.device).expand_as(drawn)
     # Sampled children come first among their siblings: the verifier asks in this order.
-    return _Level(
+    return Level(
         torch.cat([drawn, tokens], dim=1), torch.cat([everyone, parents], dim=1), torch.cat([drawn_value, value], dim=1), rest
     )
 
 
-def _descend(
-    source: DraftSource, frontier: _Frontier, level: _Level, count: int, made: int, depth: int
-) -> tuple[_Frontier, Tensor]:
+def descend(
+    source: DraftSource, frontier: Frontier, level: Level, count: int, made: int, depth: int
+) -> tuple[Frontier, Tensor]:
     """Runs the source on a level's `count` most probable nodes; gives the new frontier and its places `[B, F]`."""
     value, chosen = level.value.topk(min(count, level.tokens.shape[1]), dim=1)
     tokens = level.tokens.gather(1, chosen).clamp(min=0)
@@ -187,10 +200,10 @@ def _descend(
     visible = torch.cat([_pick(frontier.visible, origin), own], dim=2)
     paths = torch.cat([_pick(frontier.paths, origin), tokens[:, :, None]], dim=2)
     logits = source.extend(tokens, torch.full_like(tokens, depth), visible)
-    return _Frontier(made + 1 + chosen, value, paths, visible, logits), chosen
+    return Frontier(made + 1 + chosen, value, paths, visible, logits), chosen
 
 
-def _collect_laws(levels: Sequence[_Level]) -> tuple[Tensor | None, Tensor | None]:
+def _collect_laws(levels: Sequence[Level]) -> tuple[Tensor | None, Tensor | None]:
     """All laws `[B, M, V]` and each node's index among them `[B, N]`, -1 for point masses."""
     laws, indices, count = [], [], 0
     for level in levels:
@@ -245,4 +258,4 @@ def within_depths(tree: DraftTree, depths: Sequence[int]) -> DraftTree:
         return tree
     limit = torch.tensor(depths, device=tree.tokens.device)[:, None]
     tokens = tree.tokens.masked_fill(tree.depths[:, 1:] > limit, NO_TOKEN)
-    return DraftTree(tokens, tree.parents, tree.depth, tree.proposals, tree.proposal_of, tree.is_chain)
+    return replace(tree, tokens=tokens)

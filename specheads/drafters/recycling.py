@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..tree import NO_TOKEN, DraftTree
 from .base import Accepted, Budget, DraftContext
-from .best_first import Candidate, grow, is_single_path
+from .best_first import Candidate, Draft, grow, is_single_path
 from .known_text import known_segments
 
 # How often a token is followed by its first, second, ... candidate, as measured on greedy answers of a small chat model.
@@ -46,7 +46,7 @@ class RecyclingDrafter:
         last = [context.tokens(line, context.length(line) - 1)[0] for line in range(len(context.rows))]
         given = torch.tensor([last, budget.depths]).to(context.device, non_blocking=True)  # [2, B]
         tokens = shape.fill(self.matrix, roots=given[0]).masked_fill(shape.depths > given[1][:, None], NO_TOKEN)
-        return _tree(tokens, shape)
+        return filled_tree(tokens, shape)
 
     def commit(self, context: DraftContext, accepted: Accepted) -> None:
         """Takes the target's candidates into the matrix."""
@@ -182,7 +182,12 @@ def static_tree(width: int, nodes: int, depth: int, single_path: bool) -> tuple[
         The nodes' ranks and parents.
     """
     children = [Candidate(probability, rank) for rank, probability in enumerate(RANK_PROBABILITIES[:width])]
-    ranks, parents, _ = grow(Candidate(1.0, 0), lambda _: children, nodes, depth, set(), single_path)
+    return level_order(grow(Candidate(1.0, 0), lambda _: children, nodes, depth, set(), single_path))
+
+
+def level_order(draft: Draft) -> tuple[list[int], list[int]]:
+    """The tokens and parents of a draft's nodes, level by level."""
+    ranks, parents = draft.tokens, draft.parents
     depths = node_depths(parents)
     by_level = sorted(range(len(ranks)), key=lambda node: depths[node])
     moved = {0: 0, **{node + 1: place + 1 for place, node in enumerate(by_level)}}
@@ -230,7 +235,7 @@ class TreeShape:
         return tokens[:, 1:]
 
 
-def _tree(tokens: Tensor, shape: TreeShape) -> DraftTree:
+def filled_tree(tokens: Tensor, shape: TreeShape) -> DraftTree:
     """A draft of a shape's nodes; on a CPU, where it costs no wait to look, without those that no line has."""
     parents, depth = shape.parents, len(shape.levels)
     if tokens.device.type == "cpu":

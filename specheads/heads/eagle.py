@@ -426,6 +426,17 @@ class EagleHead(DraftHead):
         Raises:
             ValueError: if the hidden states are of another size, or the head is to be bound first.
         """
+        return self.read(self.advance(input_ids, hidden_states, attention_mask, position_ids, cache))
+
+    def advance(
+        self,
+        input_ids: Tensor,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """The part of `forward` that comes before its outputs: the hidden states `[B, N, h]` that `read` takes."""
         if hidden_states.shape[-1] != self.config.hidden_size:
             raise ValueError(
                 f"`hidden_states` must have {self.config.hidden_size} values for each position, got {hidden_states.shape[-1]}; "
@@ -439,7 +450,7 @@ class EagleHead(DraftHead):
             hidden = self.layers[0](self._fused_pair(embeddings, hidden_states), **arguments)
         for layer in self.layers[1:]:
             hidden = layer(hidden, **arguments)
-        return self._read(hidden)
+        return hidden
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """The embeddings `[B, N, h]` of tokens `[B, N]`."""
@@ -458,7 +469,8 @@ class EagleHead(DraftHead):
         ids = self.draft_ids
         return logits if ids is None else vocabulary.scatter_logits(logits, ids, self.config.vocab_size)
 
-    def _read(self, hidden: Tensor) -> EagleOutput:
+    def read(self, hidden: Tensor) -> EagleOutput:
+        """The outputs of `forward` for some positions' hidden states `[..., h]`, as `advance` gives them."""
         confidence = self.confidence_head(hidden) if self.config.confidence else None
         if self.config.eagle_version == 3:
             normed = self.norm(hidden)

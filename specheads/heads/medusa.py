@@ -44,6 +44,8 @@ class MedusaConfig(HeadConfig):
         markov_rank: The rank of the latter.
         max_paths: The most paths of a tree of drafts; for engines that ask.
         topk: The most tokens that a head offers for a tree; for engines that ask.
+        head_accuracies: For each head, how often its most probable token, its second, ... were right when that was measured;
+            `None` if it was not. The shape of draft trees follows from it.
     """
 
     model_type = "medusa"
@@ -62,6 +64,7 @@ class MedusaConfig(HeadConfig):
     markov_rank: int = 0
     max_paths: int = 64
     topk: int = 10
+    head_accuracies: list[list[float]] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.truncated_vocab_size = self.vocab_size if self.truncated_vocab_size is None else self.truncated_vocab_size
@@ -73,6 +76,7 @@ class MedusaConfig(HeadConfig):
                 f"`truncated_vocab_size` must be between 1 and the target's {self.vocab_size}, got {self.truncated_vocab_size}."
             )
         self._check_dependence()
+        self._check_accuracies()
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -134,6 +138,17 @@ class MedusaConfig(HeadConfig):
     def has_own_vocabulary(self) -> bool:
         """Whether the heads know a part of the target's vocabulary only."""
         return self.truncated_vocab_size != self.vocab_size
+
+    def _check_accuracies(self) -> None:
+        accuracies = self.head_accuracies
+        if accuracies is None:
+            return
+        shares = [share for head in accuracies for share in head]
+        if len(accuracies) != self.num_heads or not all(accuracies) or not all(0 <= share <= 1 for share in shares):
+            raise ValueError(
+                f"`head_accuracies` must have a list of shares between 0 and 1 for each of the {self.num_heads} heads, got "
+                f"{accuracies}."
+            )
 
     def _check_dependence(self) -> None:
         if self.dependence not in DEPENDENCES:

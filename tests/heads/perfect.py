@@ -29,12 +29,18 @@ def successor(power: int = 1) -> Tensor:
 
 @torch.no_grad()
 def cyclic_target(family: str = "llama") -> PreTrainedModel:
-    target = tiny(family, vocab_size=SIZE, hidden_size=SIZE, tie_word_embeddings=False)
-    for layer in target.model.layers:
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
-    target.model.embed_tokens.weight.copy_(torch.eye(SIZE))
-    target.lm_head.weight.copy_(successor())
+    width = {"gpt2": "n_embd", "t5": "d_model", "bart": "d_model"}.get(family, "hidden_size")
+    target = tiny(family, vocab_size=SIZE, tie_word_embeddings=False, **{width: SIZE}, eos_token_id=None)
+    if hasattr(target, "set_experts_implementation"):
+        target.set_experts_implementation("eager")
+    for parameter in target.parameters():
+        if parameter.dim() > 1:
+            parameter.zero_()  # layers add nothing to the residual stream
+    target.get_input_embeddings().weight.copy_(torch.eye(SIZE))
+    if target.config.is_encoder_decoder:  # some tie their tables whatever the config says, some have a second one
+        target.set_output_embeddings(torch.nn.Linear(SIZE, SIZE, bias=False).double())
+        target.get_decoder().embed_tokens.weight.copy_(torch.eye(SIZE))
+    target.get_output_embeddings().weight.copy_(successor())
     return target
 
 

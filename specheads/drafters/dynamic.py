@@ -1,0 +1,95 @@
+"""Dynamic draft trees: grown where the draft's law says that tokens will be accepted (Li et al. 2024, EAGLE-2).
+
+Level by level, the nodes with the largest products of draft probabilities are given children; at last the best nodes of all
+levels stay. As products fall along a path, what stays hangs together. All nodes are point masses: which ones stay is a function
+of what is committed.
+
+Shapes: B lines, C candidates of all levels, N nodes that stay, m tokens of the round that the source has run on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..tree import NO_TOKEN, DraftTree
+from .base import DraftContext
+from .growth import DraftSource, Frontier, Level, children_of, descend
+
+# A pass over more nodes than this costs more time than the choice between them brings.
+MOST_EXPANDED = 10
+
+
+def grow_dynamic(
+    source: DraftSource, context: DraftContext, logits: Tensor, seen: int, depth: int, nodes: int, least_value: float
+) -> DraftTree:
+    """A tree per line of the nodes that are most probable.
+
+    Args:
+        source: What drafts.
+        context: The call.
+        logits: `[B, V']` at the root.
+        seen: m.
+        depth: The most levels.
+        nodes: N, at most.
+        least_value: The least product of probabilities of a node that pays.
+    """
+    frontier = Frontier.at_root(context, logits, seen)
+    width = min(MOST_EXPANDED, -(-nodes // depth))
+    levels: list[Level] = []
+    parents: list[Tensor] = []
+    made = 0
+    while True:
+        level = children_of(source, context, frontier, nodes, len(levels), is_mixed=False)
+        levels.append(level)
+        parents.append(frontier.nodes.gather(1, level.parents))
+        if len(levels) == depth or _is_hopeless(level, least_value):
+            break
+        frontier, _ = descend(source, frontier, level, width, made, seen + len(levels) - 1)
+        made += level.tokens.shape[1]
+    return _best(levels, torch.cat(parents, dim=1), nodes, least_value)
+
+
+def _is_hopeless(level: Level, least_value: float) -> bool:
+    """Whether no child of a level can pay; on a CPU, where it costs no wait to look."""
+    return level.value.device.type == "cpu" and not bool((level.value >= math.log(least_value)).any())
+
+
+def _best(levels: Sequence[Level], parents: Tensor, nodes: int, least_value: float) -> DraftTree:
+    """The tree of the best candidates.
+
+    Args:
+        levels: Of candidates.
+        parents: `[B, C]` their parents: a candidate's index among all plus one, 0 for the root.
+        nodes: N, at most.
+        least_value: As for `grow_dynamic`.
+    """
+    value, tokens = (torch.cat([getattr(level, name) for level in levels], dim=1) for name in ("value", "tokens"))
+    pays = value >= math.log(least_value)  # what is not a number does not either
+    # Stable: of equal ones the parent, which comes first, is taken first.
+    order = value.nan_to_num(nan=-torch.inf).sort(dim=1, descending=True, stable=True).indices[:, :nodes]
+    chosen = order.sort(dim=1).values  # parents before their children
+    places = torch.zeros(len(value), value.shape[1] + 1, dtype=torch.long, device=value.device)
+    places.scatter_(1, chosen + 1, torch.arange(1, chosen.shape[1] + 1, device=value.device).expand_as(chosen))
+    exists = pays.gather(1, chosen)
+    tree = DraftTree(
+        tokens.gather(1, chosen).masked_fill(~exists, NO_TOKEN),
+        places.gather(1, parents.gather(1, chosen)).masked_fill(~exists, 0),
+        depth=len(levels),
+    )
+    tree.expected = float(value.gather(1, chosen).exp().masked_fill(~exists, 0.0).sum())
+    return tree if value.device.type != "cpu" else _trimmed(tree, exists)
+
+
+def _trimmed(tree: DraftTree, exists: Tensor) -> DraftTree:
+    """The tree without columns that no line uses; `exists` `[B, N]` says where there are nodes."""
+    used = exists.any(dim=0)
+    if not bool(used.any()):
+        return DraftTree.empty(len(exists), exists.device)
+    places = torch.nn.functional.pad(used.cumsum(dim=0), (1, 0))  # [N + 1]
+    tokens, parents = tree.tokens[:, used], places[tree.parents[:, used]]
+    trimmed = DraftTree(tokens, parents, tree.depth, expected=tree.expected)
+    return DraftTree(tokens, parents, int(trimmed.depths.max()), expected=tree.expected)

@@ -1,0 +1,110 @@
+"""An EAGLE head as the drafter: a chain with its true law, a dynamic tree, or a tree with sampled nodes.
+
+The head goes over the committed text with the target's features, over its own draft with its own hidden states. What it ran on
+for a draft is forgotten at once; with the next draft, the tokens that were kept are fed beside the features that the target has
+given since.
+
+Shapes: B lines, F new nodes, M pairs of a token and the features before it, h the head's hidden size, V' its vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..heads import EagleHead
+from ..tree import DraftTree
+from .base import Accepted, Budget, DraftContext
+from .best_first import LEAST_VALUE, is_single_path
+from .dynamic import grow_dynamic
+from .growth import grow_chain, grow_tree, within_depths
+from .head import HeadDrafter, NodeValues, count_of, node_limit
+from .head_runner import HeadRunner
+from .pairs import Pairs, PendingPairs
+
+PROMPT_CHUNK = 512  # positions of the prompt that the head runs on at once: the mask grows with the square
+
+
+class EagleDrafter(HeadDrafter[EagleHead]):
+    """Drafts with an EAGLE head (see `HeadDrafter`)."""
+
+    def step_weights(self, target: PreTrainedModel) -> int:
+        """The layers and the output layer, which versions 1 and 2 share with the target."""
+        head = self.head
+        if head.config.eagle_version == 3:
+            return count_of(head.layers.parameters()) + count_of(head.lm_head.parameters())
+        return count_of([*head.layers.parameters(), *head.fc.parameters(), *target.get_output_embeddings().parameters()])
+
+    def begin(self, context: DraftContext) -> None:
+        """Runs the head over what is known of the prompt."""
+        super().begin(context)
+        config, batch_size = context.config, len(context.rows)
+        pairs = None if context.prompt_features is None else Pairs.of_prompt(context.prompt_features)
+        most = max(context.sequences.remaining(row) for row in context.rows) + (0 if pairs is None else max(pairs.counts))
+        self.runner = HeadRunner(self.head, batch_size, most + config.draft_tokens + (config.tree_nodes or 0))
+        self.pending = PendingPairs(batch_size)
+        if pairs is not None and config.draft_tokens:
+            for chunk in pairs.split(PROMPT_CHUNK):
+                self._run(chunk)
+
+    def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
+        """A sampled or most probable chain; or a tree, mixed where the verification goes by its laws, else dynamic."""
+        if budget.depth == 0:
+            return self.nothing(context)
+        logits = self._catch_up(context)
+        if is_single_path(context, budget):
+            tree = grow_chain(self, context, logits, 0, budget.depth).tree
+        elif self.is_mixed(context):
+            tree = grow_tree(self, context, logits, 0, budget.depth, budget.nodes).tree
+        else:
+            tree = grow_dynamic(self, context, logits, 0, budget.depth, budget.nodes, node_limit(budget, LEAST_VALUE))
+        self.runner.commit([])
+        return within_depths(tree, budget.depths)
+
+    def commit(self, context: DraftContext, accepted: Accepted) -> None:
+        """Notes what was kept, to be fed with the next draft."""
+        if context.config.draft_tokens:
+            self.pending.add(accepted)
+
+    def keep_rows(self, lines: Sequence[int]) -> None:
+        """Drops the other rows."""
+        self.runner.keep_rows(lines)
+        self.pending.keep_rows(lines)
+
+    def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
+        """Raw logits `[B, F, V']` after new nodes, each reading its parent's own hidden state (`DraftSource.extend`)."""
+        device = self.head.device
+        tokens, depths, visible = tokens.to(device), depths.to(device), visible.to(device)
+        logits, states = self._read(self.runner.advance(tokens, self.states.of_parents(visible), depths, visible))
+        self.states.add(states)
+        return logits
+
+    def _catch_up(self, context: DraftContext) -> Tensor:
+        """Feeds what the head has not seen. Returns the logits `[B, V']` after each row's last token."""
+        pairs = self.pending.together()
+        self.pending = PendingPairs(len(pairs.counts))
+        hidden = self._run(pairs)
+        last = torch.tensor(pairs.counts, device=hidden.device) - 1
+        logits, states = self._read(hidden[torch.arange(len(last), device=hidden.device), last])
+        self.states = NodeValues(states)
+        return logits
+
+    def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits `[..., V']` and what the next step reads `[..., h]`."""
+        output = self.head.read(hidden)
+        return cast(Tensor, output.logits), cast(Tensor, output.hidden_states)
+
+    def _run(self, pairs: Pairs) -> Tensor:
+        """Runs the head on committed pairs; gives its hidden states `[B, M, h]`."""
+        device = self.head.device
+        states = self.head.fuse(pairs.features.to(device))
+        size = pairs.tokens.shape[1]
+        order = torch.arange(size, device=device)
+        visible = (order[:, None] >= order).expand(len(states), -1, -1)
+        hidden = self.runner.advance(pairs.tokens.to(device), states, order.expand(len(states), -1), visible)
+        self.runner.commit(pairs.counts)
+        return hidden
