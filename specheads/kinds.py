@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from .target import family_of
+from .families import family_of
 
 # Where wrappers keep what they wrap, by the package of their class: `torch.compile(model)`; PEFT's models and their tuners.
 WRAPPERS = {"torch": ("_orig_mod",), "peft": ("base_model", "model")}

@@ -14,6 +14,7 @@ from transformers import Cache, LogitsProcessorList, MaxLengthCriteria, PreTrain
 from . import compat
 from .config import SpeculativeConfig
 from .drafters import DraftContext, Drafter
+from .families import Family, family_of, position_limit
 from .features import PromptFeatures, collected, joined
 from .loop import Call
 from .outputs import StepOutputs
@@ -23,7 +24,7 @@ from .processors import ScoreProcessors, is_stateless
 from .randomness import Noise, noise_for
 from .sequences import Sequences
 from .stats import SpeculationStats
-from .target import Family, ModelRunner, Pass, Prompt, family_of, make_runner, position_limit
+from .target import ModelRunner, Pass, Prompt, make_runner
 
 # What later passes need, or do without, of what `generate` hands to the model.
 KNOWN_INPUTS = {

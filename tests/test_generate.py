@@ -38,16 +38,6 @@ LETTERS = string.ascii_letters[:32]
 DRAFT = {"draft_tokens": 4, "adaptive": False}
 
 
-@pytest.fixture
-def target() -> Any:
-    return specheads.enable(tiny())
-
-
-@pytest.fixture
-def draft(target: Any) -> Any:
-    return perturbed(target, 0.05)
-
-
 def both(
     target: Any, inputs: dict[str, Tensor], speculative: Any = None, draft: Any = None, **arguments: Any
 ) -> tuple[Tensor, Tensor]:

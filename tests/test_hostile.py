@@ -20,11 +20,6 @@ from .tiny import perturbed, tiny
 DRAFT = {"draft_tokens": 4, "adaptive": False}
 
 
-@pytest.fixture
-def target() -> Any:
-    return specheads.enable(tiny())
-
-
 class Own:
     """A user's drafter."""
 

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import specheads
 from specheads import compat
-from specheads.target import family_of
+from specheads.families import family_of
 
 from .exactness.test_greedy import arguments, prompt
 from .tiny import SHAPE, perturbed

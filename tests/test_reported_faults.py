@@ -51,16 +51,6 @@ SHORT_CHAIN = {"draft_tokens": 2, "adaptive": False}
 SHORT_TREE = {**SHORT_CHAIN, "tree_nodes": 4}
 
 
-@pytest.fixture
-def target() -> Any:
-    return specheads.enable(tiny())
-
-
-@pytest.fixture
-def draft(target: Any) -> Any:
-    return perturbed(target, 0.05)
-
-
 class Vocabulary:
     """All that is asked of a tokenizer."""
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper
 from transformers.modeling_outputs import BaseModelOutput
 
+from ..families import family_of, position_limit
 from ..processors import POINTWISE, ScoreProcessors, in_full_precision, is_stateless
-from ..target import ModelRunner, family_of, position_limit, run_prompt
+from ..target import ModelRunner, run_prompt
 from ..tree import DraftTree
 from .base import Accepted, Budget, DraftContext
 from .growth import grow_chain, grow_tree, within_depths

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from .. import compat
-from ..target import ROPE_BY_LENGTH
+from ..families import ROPE_BY_LENGTH
 from .target_parts import HEAD_SIZE, INTERMEDIATE_SIZE, NORM_EPSILON, TargetParts, first_of, normalises_queries
 
 # The kinds of layer that serving engines have for heads. Qwen 3's normalises queries and keys head by head.

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 import specheads
-from specheads.target import FAMILIES, REFUSED, SEEING
+from specheads.families import FAMILIES, REFUSED, SEEING
 
 from ..tiny import IMAGE_LENGTH, IMAGE_TOKEN, image_inputs, perturbed, sound_inputs, tiny
 
