@@ -25,6 +25,7 @@ import torch
 
 from .config import SpeculativeConfig
 from .drafters.base import Budget, DraftContext
+from .few_rows import filled_columns
 
 PASS_MEMORY = 0.95  # weight of the past at each pass that is measured
 DOUBT = 3.0  # how much passes must differ in shape before the difference is put down to it
@@ -37,8 +38,8 @@ YIELD_ROUNDS = 5.0
 MARGIN = 1.15  # by how much a draft must promise more than it costs: promises are estimates
 LEAST_RATE = 1.02  # what a draft must promise of speed where the rounds are alike
 LEAST_SURVIVAL = 0.15  # what room in a pass that others have paid for is used for
-ALLOWANCE = 1.5  # plain passes that drafts may lose before any of them gained
-INCOME = 0.02  # plain passes that they may lose in each further round
+ALLOWANCE = 1.0  # plain passes that drafts may lose before any of them gained
+INCOME = 0.015  # plain passes that they may lose in each further round
 MOST_SAVED = 4.0  # what gains can add up to: bad drafts after good ones cost no more than that
 FIRST_HORIZON = 32
 SHARPNESS = 4  # how fast the weight of rows that are ahead falls
@@ -59,10 +60,12 @@ class PassCost:
             single row does not; and stock attention copies what it attends to once there is a mask, which a pass of one column
             mostly does without. On an accelerator a pass of few tokens is bound by reading the weights.
         is_packed: Whether the weights are packed already.
+        fills: Whether passes of a few tokens are filled up (`few_rows`).
     """
 
-    def __init__(self, device: torch.device, is_packed: bool):
-        on_cpu = (0.95, 0.045, 0.05) if is_packed else (1.4, 0.06, 0.05)
+    def __init__(self, device: torch.device, is_packed: bool, fills: bool = False):
+        on_cpu = (0.95, 0.045, 0.05) if is_packed else (1.3, 0.05, 0.05)
+        self.fills = fills
         self.base, self.per_token, self.per_masked_row = on_cpu if device.type == "cpu" else (1.02, 0.004, 0.0)
         self.weight = 0.0
         self.products = np.zeros((3, 3))
@@ -72,6 +75,7 @@ class PassCost:
 
     def assumed(self, rows: int, columns: int) -> float:
         """The cost before anything is measured, in passes over one token."""
+        columns = filled_columns(rows, columns) if self.fills else columns
         tokens = rows * columns
         masked = self.per_masked_row * rows if columns > 1 else 0.0
         return 1.0 if tokens == 1 else max(1.0, self.base + self.per_token * tokens + masked)
@@ -91,6 +95,7 @@ class PassCost:
 
     def __call__(self, rows: int, columns: int) -> float:
         """The cost of a pass: in seconds once passes were measured, else in passes over one token."""
+        columns = filled_columns(rows, columns) if self.fills else columns
         scale, slope, step = self.terms
         cost = scale * self.assumed(rows, columns) + slope * rows * columns + (step if columns > 1 else 0.0)
         return max(cost, 0.1 * self.mean)

@@ -16,6 +16,7 @@ from .config import SpeculativeConfig
 from .drafters import DraftContext, Drafter
 from .families import Family, family_of, position_limit
 from .features import PromptFeatures, collected, joined
+from .few_rows import LEAST_TOKENS, fills_passes
 from .loop import Call
 from .outputs import StepOutputs
 from .pacing import Pacer, PassCost
@@ -109,9 +110,10 @@ def prepare(model: PreTrainedModel, config: SpeculativeConfig, drafter: Drafter,
     most = min(config.draft_tokens, sequences.remaining(0) - 1)
     # A clock would make it a matter of chance which random numbers are drawn.
     uses_clock = noise is None or config.sampling_noise == "keyed"
-    cost = PassCost(given.logits.device, is_packed(model))
+    target = _runner(model, config, request, cache, prompt, sequences.remaining(0))
+    cost = PassCost(given.logits.device, is_packed(model), target.fills)
     return Call(
-        target=_runner(model, config, request, cache, prompt, sequences.remaining(0)),
+        target=target,
         prompt=given.last(),
         drafter=drafter,
         context=context,
@@ -205,11 +207,11 @@ def _context(
 def _runner(
     model: PreTrainedModel, config: SpeculativeConfig, request: Request, cache: Cache, prompt: Prompt, tokens: int
 ) -> ModelRunner:
-    room = tokens + max(config.draft_tokens, config.tree_nodes or 0) + 1
+    room = tokens + max(config.draft_tokens, config.tree_nodes or 0) + LEAST_TOKENS
     names = (*OUTPUT_SWITCHES, *(ENCODER_INPUTS if model.config.is_encoder_decoder else ()))
     given = request.model_kwargs
     inputs = {name: given[name] for name in names if given.get(name) is not None}
-    return make_runner(model, cache, prompt, family_of(model), room, inputs)
+    return make_runner(model, cache, prompt, family_of(model), room, inputs, fills_passes(model))
 
 
 def check_mode(mode: Any, generation_config: Any, synced_gpus: bool | None) -> None:

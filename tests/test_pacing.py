@@ -119,9 +119,9 @@ def test_a_fixed_draft_is_left_alone() -> None:
 
 
 def test_rows_get_their_own_depths() -> None:
-    budgets = play(pacer(CUDA), 40, 6, 0, 2)[20:]
-    deep, idle, shallow = (sum(budget.depths[line] for budget in budgets) / len(budgets) for line in range(3))
-    assert idle < shallow < deep
+    budgets = play(pacer(CUDA), 40, 6, 1, 3)[20:]
+    deep, shallow, middle = (sum(budget.depths[line] for budget in budgets) / len(budgets) for line in range(3))
+    assert shallow < middle < deep
 
 
 def test_a_column_must_pay_for_all_rows() -> None:
