@@ -159,7 +159,7 @@ def keep(call: Call, tree: DraftTree, given: Pass, laws: RoundLaws, verdict: Ver
 
 def account(call: Call, laws: RoundLaws, verdict: Verdict, accepted: Accepted) -> None:
     """Tells the statistics and the pacing about a round; rows that had ended do not count."""
-    sizes, depths = accepted.tree.shape_per_line()
+    sizes, depths = verdict.sizes, verdict.depths
     lines = [line for line in range(len(laws.rows)) if line not in laws.ended]
     passed = call.target.written * len(laws.rows)
 

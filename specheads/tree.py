@@ -126,13 +126,10 @@ class DraftTree:
         """N, the number of nodes without the root."""
         return self.tokens.shape[1]
 
-    def shape_per_line(self) -> tuple[list[int], list[int]]:
-        """Each line's number of nodes and the length of its longest path, on the host."""
-        if not self.size:
-            return [0] * self.tokens.shape[0], [0] * self.tokens.shape[0]
-        sizes = (self.tokens != NO_TOKEN).sum(dim=1)
-        shape = torch.stack([sizes, self.depths.amax(dim=1)]).tolist()
-        return shape[0], shape[1]
+    @property
+    def shape_per_line(self) -> Tensor:
+        """`[B, 2]` each line's number of nodes and the length of its longest path."""
+        return torch.stack([(self.tokens != NO_TOKEN).sum(dim=1), self.depths.amax(dim=1)], dim=1)
 
     @property
     def has_proposals(self) -> bool:

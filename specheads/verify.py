@@ -54,10 +54,14 @@ class Verdict:
     Args:
         paths: The accepted nodes, from the root's child downwards.
         emitted: Their tokens and, last, the one that the target adds.
+        sizes: How many nodes were drafted.
+        depths: The longest path drafted.
     """
 
     paths: list[list[int]]
     emitted: list[list[int]]
+    sizes: list[int]
+    depths: list[int]
 
 
 AfterLevel = Callable[[list[int]], bool]
@@ -112,19 +116,17 @@ def match(
                 break
         elif asks and not bool(is_open.any()):
             break
-    return _read_walk(walked, nodes)
+    return _read_walk(tree, walked, nodes)
 
 
-def _read_walk(walked: list[Tensor], nodes: list[Tensor]) -> Verdict:
+def _read_walk(tree: DraftTree, walked: list[Tensor], nodes: list[Tensor]) -> Verdict:
     levels = len(walked)
-    # The round's one wait for the device. Row by row: the tokens of each level, then the nodes they led to.
-    table = torch.stack([*walked, *nodes[:levels]], dim=1).tolist()
-    paths = []
-    for line in table:
-        path = [node for node in line[levels:] if node]
-        paths.append(path[: levels - 1])
-    emitted = [line[: len(path) + 1] for line, path in zip(table, paths, strict=True)]
-    return Verdict(paths, emitted)
+    # The round's one wait for the device. Row by row: the draft's shape, the tokens of each level, the nodes they led to.
+    table = torch.cat([tree.shape_per_line, torch.stack([*walked, *nodes[:levels]], dim=1)], dim=1).tolist()
+    sizes, depths, walks = [line[0] for line in table], [line[1] for line in table], [line[2:] for line in table]
+    paths = [[node for node in walk[levels:] if node][: levels - 1] for walk in walks]
+    emitted = [walk[: len(path) + 1] for walk, path in zip(walks, paths, strict=True)]
+    return Verdict(paths, emitted, sizes, depths)
 
 
 def choose(scores: Tensor, noise: Noise | None, rows: Sequence[int], positions: Sequence[int]) -> Tensor:
@@ -162,19 +164,20 @@ def settle(
     """
     owed = laws.everywhere(tree).softmax(dim=-1)
     acceptance = _acceptances(tree, owed, carry)
-    table = torch.cat([acceptance, tree.parents.double(), tree.tokens.double()], dim=1).cpu().numpy()
-    probability, parents, tokens = np.split(table, [tree.size + 1, 2 * tree.size + 1], axis=1)
-    parents, tokens = parents.astype(int), tokens.astype(int)
+    parts = [tree.shape_per_line, tree.parents, tree.tokens]
+    table = torch.cat([acceptance, *(part.double() for part in parts)], dim=1).cpu().numpy()
+    probability, shape, parents, tokens = np.split(table, np.cumsum([tree.size + 1, 2, tree.size]), axis=1)
+    shape, parents, tokens = shape.astype(int), parents.astype(int), tokens.astype(int)
     ends = _end_law(probability, parents, carry)
-    end = noise.draw(torch.from_numpy(ends), rows, positions).to(tree.tokens.device)
-    lines = torch.arange(end.shape[0], device=end.device)
-    added = _draw(owed[lines, end], noise, rows, positions)
+    end = noise.draw(torch.from_numpy(ends), rows, positions)
+    lines = torch.arange(end.shape[0], device=owed.device)
+    added = _draw(owed[lines, end.to(owed.device)], noise, rows, positions)
     paths = [path_to(node, parents[i].tolist()) for i, node in enumerate(end.tolist())]
     emitted = [
         [*(int(tokens[i, node - 1]) for node in path), token]
         for i, (path, token) in enumerate(zip(paths, added.tolist(), strict=True))
     ]
-    return Verdict(paths, emitted)
+    return Verdict(paths, emitted, shape[:, 0].tolist(), shape[:, 1].tolist())
 
 
 def _acceptances(tree: DraftTree, owed: Tensor, carry: bool) -> Tensor:
