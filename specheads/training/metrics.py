@@ -117,21 +117,38 @@ class DeploymentSums:
     Args:
         values: `[4, K]` by depth: how many roots had it; the sums of α there, of how likely it was reached, and of how likely
             it was reached and accepted.
+        rounds: `[4, K]` the same, each root counted as often as a round is expected to start there.
         replies: For each reply, its tokens and the expected number of rounds, that over the prompt among both.
     """
 
     values: Tensor
+    rounds: Tensor
     replies: list[list[float]] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, depth: int) -> DeploymentSums:
+        """Sums of nothing."""
+        return cls(torch.zeros(4, depth, dtype=torch.double), torch.zeros(4, depth, dtype=torch.double))
 
     @property
     def acceptance(self) -> list[float]:
-        """The mean α at each depth, whether or not it is reached."""
+        """The mean α at each depth over all places, whether or not it is reached."""
         return _shares(self.values[1], self.values[0])
 
     @property
     def conditional_acceptance(self) -> list[float]:
-        """How often a draft is accepted at each depth when all before it were."""
+        """How often a draft from any place is accepted at each depth when all before it were."""
         return _shares(self.values[3], self.values[2])
+
+    @property
+    def acceptance_at_position(self) -> list[float]:
+        """How often a round accepts at least so much, as in `SpeculationStats`."""
+        return _shares(self.rounds[3], self.rounds[0])
+
+    @property
+    def conditional_acceptance_at_position(self) -> list[float]:
+        """How often a round accepts at each depth when it has accepted all before it, as in `SpeculationStats`."""
+        return _shares(self.rounds[3], self.rounds[2])
 
     @property
     def expected_length(self) -> float:
@@ -170,7 +187,7 @@ class Evaluation:
     def __init__(self, depth: int, deployments: Mapping[str, Deployment]):
         self.deployments = dict(deployments)
         self.depth = depth
-        self.sums = {name: DeploymentSums(torch.zeros(4, depth, dtype=torch.double)) for name in self.deployments}
+        self.sums = {name: DeploymentSums.empty(depth) for name in self.deployments}
         self.ranks = torch.zeros(depth, RANKS + 1, dtype=torch.long)
 
     def top_k_agreement(self, k: int) -> list[float]:
@@ -224,9 +241,11 @@ class Evaluation:
         """Ends a chunk."""
         for name, walk in self._walks.items():
             sums, reached = self.sums[name], walk.reached.cpu()
-            sums.values += walk.totals().to(sums.values)
             starts = self._starts[name]
             chances = starts.at(self._roots, reached)
+            tables = walk.tables().to(sums.values)
+            sums.values += tables.sum(dim=1)
+            sums.rounds += (tables * chances.to(tables)[:, None]).sum(dim=1)
             for chance, begins in zip(chances.tolist(), starts.begun, strict=True):
                 if begins:
                     sums.replies.append([1.0, 1.0])  # the first token, by the pass over the prompt
@@ -291,11 +310,11 @@ class Walk:
         for table, values in ((self.acceptance, acceptance), (self.accepted, accepted), (self.reached, reached)):
             table[places, depth] = values
 
-    def totals(self) -> Tensor:
-        """`[4, K]` as `DeploymentSums` adds them up."""
+    def tables(self) -> Tensor:
+        """`[4, R, K]` as `DeploymentSums` adds them up."""
         present = (self.trained & self.deployed[:, None]).to(self.reached.dtype)
         tables = [torch.ones_like(present), self.acceptance, before(self.reached), self.accepted]
-        return torch.stack([(table * present).sum(dim=0) for table in tables])
+        return torch.stack([table * present for table in tables])
 
     def _greedy(self, at: Tensor, logits: Tensor, tokens: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         drafted = logits.argmax(dim=-1)

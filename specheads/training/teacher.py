@@ -75,7 +75,7 @@ class Teacher:
         """One pass over a batch, unless the batch brings what it would give.
 
         Raises:
-            ValueError: if rows are packed and the target's family takes no masks of one's own.
+            ValueError: if rows are packed, or padded on the left, and the target's family takes no masks of one's own.
             FloatingPointError: if too many rows had states that are not finite.
         """
         if batch.features is not None:
@@ -87,7 +87,7 @@ class Teacher:
         given = Pass.of(outputs)
         features, last = given.features(self.feature_layers), given.features([self.parts.layers])
         assert features is not None and last is not None
-        self._prove(last, given.logits)
+        self._prove(last[:, -1], given.logits[:, -1], batch.attention_mask[:, -1].bool())
         return self._checked(batch, features, last)
 
     @torch.no_grad()
@@ -108,15 +108,18 @@ class Teacher:
         return inputs
 
     def _mask(self, batch: TrainingBatch) -> Any:
-        if batch.segment_ids is None:
+        """A 2-D mask where texts begin their rows; else one of our own, under which padding sees itself."""
+        texts = batch.segment_ids
+        if texts is None and bool(batch.attention_mask[:, 0].all()):
             return batch.attention_mask.long()
         family = family_of(self.target)
         if not family.takes_trees:
             raise ValueError(
-                f"Texts cannot share a row with {type(self.target).__name__}, which makes its own attention masks; train "
-                "without packing."
+                f"Each text must begin its row with {type(self.target).__name__}, which makes its own attention masks; train "
+                "without packing, and pad on the right."
             )
-        groups = alone(batch.segment_ids, ~batch.attention_mask.bool())
+        texts = torch.zeros_like(batch.input_ids) if texts is None else texts
+        groups = alone(texts, ~batch.attention_mask.bool())
         windows = {getattr(layer, "sliding_window", None) for layer in compat.new_cache(self.target).layers} or {None}
         masks = {window: additive(visible_before(groups, window), self.target.dtype) for window in windows}
         if not family.masks_by_layer_type:
@@ -124,11 +127,12 @@ class Teacher:
             return mask
         return {"sliding_attention" if window else "full_attention": mask for window, mask in masks.items()}
 
-    def _prove(self, last: Tensor, logits: Tensor) -> None:
-        """Checks once that the logits are those of the last hidden state."""
-        if self._is_proven:
+    def _prove(self, last: Tensor, logits: Tensor, exists: Tensor) -> None:
+        """Checks once, at some places `[N]` of which those count that exist, that the logits are the last hidden states'."""
+        exists = exists & last.isfinite().all(-1)
+        if self._is_proven or not bool(exists.any()):
             return
-        own, theirs = self.logits(last[:, -1]), in_full_precision(logits[:, -1])
+        own, theirs = self.logits(last[exists]), in_full_precision(logits[exists])
         if not bool(((own - theirs).abs() <= TOLERANCE[self.target.dtype] * theirs.abs().max()).all()):
             raise ValueError(
                 f"The logits of {type(self.target).__name__} are not those of its output layer on its last hidden state, so its "

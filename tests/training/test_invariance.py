@@ -161,8 +161,9 @@ def test_confidence_learns_acceptance_and_leaves_the_drafts_alone(name: str) -> 
         torch.testing.assert_close(without[own], with_it[own])
     training = training_of(confident, target)
     weights = list(confident.confidence_head.parameters())
+    torch.nn.init.constant_(weights[1], 3.0)  # it is too sure
     optimiser = torch.optim.Adam(weights, lr=0.3)
-    for _ in range(40):
+    for _ in range(80):
         training.zero_grad()
         training(batch).loss_sum.backward()
         optimiser.step()
@@ -170,7 +171,7 @@ def test_confidence_learns_acceptance_and_leaves_the_drafts_alone(name: str) -> 
     confident.confidence_head.register_forward_hook(lambda module, given, said: certain.append(said.sigmoid().mean()))
     said(training, batch)
     for depth in range(DEPTH):
-        assert float(certain[depth]) == pytest.approx(sums.acceptance[depth], abs=0.03)
+        assert float(certain[depth]) == pytest.approx(sums.acceptance[depth], abs=0.05)
 
 
 def test_the_head_may_be_made_to_learn_confidence_too() -> None:
