@@ -129,6 +129,9 @@ LOSSES: dict[str, Loss] = {
 }
 # These say too little by themselves.
 ONLY_MIXED = ("top_k", "feature_smooth_l1")
+# These move q where it has some probability already: a fresh head stays on what it began with, one that `forward_kl` has trained
+# goes on to better than that.
+FOR_TRAINED_HEADS = ("reverse_kl", "jensen_shannon", "total_variation", "negative_log_acceptance")
 # Mixtures with names.
 RECIPES: dict[str, dict[str, float]] = {
     "eagle": {"feature_smooth_l1": 1.0, "forward_kl": 0.1},
@@ -166,6 +169,11 @@ class Objective:
         if not set(wanted) - set(ONLY_MIXED):
             raise ValueError(f"{' and '.join(wanted)} must be mixed with another loss, as in {RECIPES['hass']}.")
         return cls({name: _term(name, value) for name, value in wanted.items()})
+
+    @property
+    def is_for_trained_heads(self) -> bool:
+        """Whether a fresh head would learn little from it."""
+        return set(self.terms) <= {*FOR_TRAINED_HEADS, *ONLY_MIXED}
 
     def __call__(self, laws: Laws) -> Tensor:
         """The loss `[N]`."""

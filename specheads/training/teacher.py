@@ -71,8 +71,12 @@ class Teacher:
         self._is_proven = False
 
     @torch.no_grad()
-    def __call__(self, batch: TrainingBatch) -> TeacherStates:
+    def __call__(self, batch: TrainingBatch, precision: torch.dtype | None = None) -> TeacherStates:
         """One pass over a batch, unless the batch brings what it would give.
+
+        Args:
+            batch: The texts.
+            precision: Of the states; `None` for the target's.
 
         Raises:
             ValueError: if rows are packed, or padded on the left, and the target's family takes no masks of one's own.
@@ -88,7 +92,7 @@ class Teacher:
         features, last = given.features(self.feature_layers), given.features([self.parts.layers])
         assert features is not None and last is not None
         self._prove(last[:, -1], given.logits[:, -1], batch.attention_mask[:, -1].bool())
-        return self._checked(batch, features, last)
+        return self._checked(batch, features.to(precision or features.dtype), last.to(precision or last.dtype))
 
     @torch.no_grad()
     def logits(self, last_hidden: Tensor) -> Tensor:
