@@ -481,6 +481,10 @@ class EagleHead(DraftHead):
         logits = transform_logits(logits, self.config.logit_scale, self.config.final_logit_softcapping)
         return EagleOutput(logits, hidden, confidence)
 
+    def feed(self, hidden: Tensor) -> Tensor:
+        """What the next step reads `[..., h]` after the hidden states `[..., h]` of `advance`: `read` without the logits."""
+        return self.norm(hidden) if self.config.norm_output else hidden
+
     def _fused_pair(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
         if self.config.add_para_norm:
             embeddings, hidden = self.embedding_layernorm(embeddings), self.hidden_states_layernorm(hidden)
