@@ -103,7 +103,8 @@ def read_prompt(row: Mapping[str, Any], place: str) -> Chat:
         case {"prompt": [*_]}:
             return Chat(_chat(row["prompt"], place), _tools(row, place))
         case {"turns": [*turns]} if turns and all(isinstance(turn, str) for turn in turns):
-            return Chat(tuple({"role": "user", "content": turn} for turn in turns))
+            said = [({"role": "user", "content": turn}, {"role": "assistant", "content": ""}) for turn in turns]
+            return Chat(tuple(message for pair in said for message in pair))
     raise _no_shape(row, place, "`messages`, `conversations` (ShareGPT), `prompt` or `turns`")
 
 
