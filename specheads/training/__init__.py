@@ -1,4 +1,4 @@
-"""Training of draft heads."""
+"""Training draft heads, and making the data for it. Needs the extra `train`."""
 
 from .batch import TrainingBatch, count_trained
 from .laws import Sampling
