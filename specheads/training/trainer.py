@@ -1,0 +1,278 @@
+"""Trains a head: a `transformers.Trainer` whose model is the head in training.
+
+Only the head's weights are trained and saved. The loss of an optimiser's step is the sum of the losses of all its trained
+tokens, over all accumulated batches and all processes, divided by their number: padding, the size of batches and the number of
+processes do not change it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler, Subset
+from transformers import Trainer
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
+
+from ..heads import DraftHead
+from .arguments import HeadTrainingArguments
+from .batch import TrainingBatch, count_trained
+from .checkpoints import WRITING, clear_unfinished, explained
+from .corpus import lengths_of
+from .evaluating import Measured, measure
+from .metrics import TrainingSums
+from .order import LengthGrouped
+from .progress import Progress
+from .step import DraftTraining
+
+HEAD = "drafts.head."  # what the head's weights are called in the trained module
+
+
+class TrainedModule(nn.Module):
+    """What is wrapped for several processes: tensors in, tensors out.
+
+    Args:
+        drafts: The head in training.
+    """
+
+    def __init__(self, drafts: DraftTraining):
+        super().__init__()
+        self.drafts = drafts
+
+    @property
+    def config(self) -> Any:
+        """The head's."""
+        return self.drafts.head.config
+
+    def forward(self, **batch: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the losses of a batch, and what training reports `[5, K]`."""
+        output = self.drafts(TrainingBatch(**batch))
+        return output.loss_sum, output.sums.values
+
+
+class HeadTrainer(Trainer):
+    """Trains a head.
+
+    Args:
+        drafts: The head in training.
+        args: How.
+        train_dataset: Of `training_dataset`.
+        collator: Makes batches of its examples.
+        eval_dataset: Texts that the target wrote, to evaluate on.
+        prompts: Prompts that each evaluation has `generate` answer.
+        callbacks: Of `transformers`.
+    """
+
+    loss_is_scaled_for_ga = True
+    args: HeadTrainingArguments
+
+    def __init__(
+        self,
+        drafts: DraftTraining,
+        args: HeadTrainingArguments,
+        train_dataset: Any,
+        collator: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]],
+        eval_dataset: Any = None,
+        prompts: Sequence[Sequence[int]] = (),
+        callbacks: list[Any] | None = None,
+    ):
+        if args.n_gpu > 1:
+            args._n_gpu = 1  # several are for several processes
+        self.drafts, self.prompts = drafts, list(prompts)
+        self.progress = Progress(args.depth)
+        super().__init__(
+            model=TrainedModule(drafts),
+            args=args,
+            data_collator=collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            callbacks=[self.progress, *(callbacks or [])],
+        )
+        self.measured: Measured | None = None
+        clear_unfinished(Path(args.output_dir))
+
+    @property
+    def head(self) -> DraftHead:
+        """The head."""
+        return self.drafts.head
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """A batch's share of the loss of its optimiser's step."""
+        loss_sum, sums = model(**inputs)
+        self.progress.sums.values += sums.cpu()
+        count = count_trained(TrainingBatch(**inputs)) if num_items_in_batch is None else num_items_in_batch
+        # Gradients are averaged over the processes.
+        processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        loss = loss_sum * processes / max(1, int(count))
+        return (loss, {}) if return_outputs else loss
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor | None:
+        if not batch_samples:
+            return None
+        count = torch.stack([count_trained(TrainingBatch(**batch)) for batch in batch_samples]).sum().to(device)
+        if self.args.world_size > 1 and self.args.average_tokens_across_devices:
+            count = self.accelerator.gather(count[None]).sum()
+        return count
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy != "group_by_length" or not hasattr(dataset, "__len__"):
+            return super()._get_train_sampler(dataset)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return LengthGrouped(lengths_of(dataset), self._train_batch_size, seed)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds to the reports of training what its steps found: acceptance by position, speed, the time that is left."""
+        if "loss" in logs:
+            found = self.progress.sums.values.to(self.args.device, torch.float)
+            sums = TrainingSums(self.accelerator.reduce(found, reduction="sum").cpu().double())
+            logs |= self.progress.report(sums, self.state)
+        super().log(logs, start_time)
+
+    # ---- evaluation ----
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """This process's share of the examples, each of them once over all processes."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        if dataset is None:
+            raise ValueError("Evaluation needs data: name an `eval_dataset_name` or a number of `eval_examples`.")
+        if not hasattr(dataset, "__len__"):
+            return DataLoader(dataset, self.args.eval_batch_size, collate_fn=self.data_collator)
+        own = Subset(dataset, range(self.args.process_index, len(dataset), self.args.world_size))
+        return DataLoader(own, self.args.eval_batch_size, collate_fn=self.data_collator)
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[Any],
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Works out what drafts would be worth on texts of the target's, and has it generate some."""
+        began = time.perf_counter()
+        with self._whole_head() as drafts:
+            batches = (TrainingBatch(**self._prepare_inputs(batch)) for batch in dataloader)
+            prompts = self.prompts[self.args.process_index :: self.args.world_size]
+            self.measured = measure(drafts, batches, prompts, self.args.deployment, self.args.generate_tokens, self.args.seed)
+        self.progress.leave_out(time.perf_counter() - began)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.measured.figures().items()}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=self.measured.examples)
+
+    @contextmanager
+    def _whole_head(self) -> Iterator[DraftTraining]:
+        """The head in one piece, as it is drafted with, however it is spread over processes."""
+        was_training, drafts = self.drafts.training, self.drafts
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            drafts = self._copy_of_head()
+        drafts.eval()
+        try:
+            yield drafts
+        finally:
+            drafts.train(was_training)
+
+    def _copy_of_head(self) -> DraftTraining:
+        weights = [self._head_weights()]
+        torch.distributed.broadcast_object_list(weights)
+        head = type(self.head).fresh(self.head.config, torch.float, self.args.device)
+        head.load_state_dict(weights[0] or {})
+        return DraftTraining(head, self.drafts.teacher, self.drafts.settings)
+
+    # ---- saving and loading ----
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the head, in one piece, as `from_pretrained` and `specheads.enable` read it."""
+        folder = Path(output_dir or self.args.output_dir)
+        weights = self._head_weights()
+        if self.args.should_save:
+            with explained(Path(self.args.output_dir)):
+                self.head.save_pretrained(folder, state_dict=weights)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _head_weights(self) -> dict[str, Tensor] | None:
+        """All of the head's weights, where they are to be saved; a call for all processes."""
+        weights = self.accelerator.get_state_dict(self.model_wrapped)
+        if not weights:
+            return None
+        return {name.removeprefix(HEAD): weight for name, weight in weights.items()}
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Writes a checkpoint aside and moves it to its place when it is whole; only then are older ones deleted."""
+        run = Path(self.args.output_dir)
+        name = f"checkpoint-{self.state.global_step}"
+        aside, place = run / f"{WRITING}{name}", run / name
+        self.store_flos()
+        best = run / f"checkpoint-{self.state.best_global_step}"
+        if self.state.best_global_step and (best == place or best.is_dir()):
+            self.state.best_model_checkpoint = str(best)
+        try:
+            with explained(run):
+                self._write_checkpoint(aside)
+                self.accelerator.wait_for_everyone()
+                if self.args.should_save:
+                    shutil.rmtree(place, ignore_errors=True)
+                    aside.rename(place)
+        except OSError:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(place))
+        if self.args.should_save:
+            rotate_checkpoints(str(run), self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save_model(str(folder), _internal_call=True)
+        if not self.args.save_only_model:
+            self._save_optimizer_and_scheduler(str(folder))
+            self._save_scaler(str(folder))
+            self._save_rng_state(str(folder))
+        if self.args.should_save:
+            for callback in [*self.callback_handler.callbacks, self.control]:
+                if isinstance(callback, ExportableState):
+                    self.state.stateful_callbacks[type(callback).__name__] = callback.state()
+            self.state.save_to_json(str(folder / "trainer_state.json"))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            self._load_head(resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            super()._load_best_model()
+        elif self.state.best_model_checkpoint is not None:
+            self._load_head(self.state.best_model_checkpoint)
+
+    def _load_head(self, folder: str) -> None:
+        """Loads a checkpoint's head, all weights or none.
+
+        Raises:
+            ValueError: if it is another kind of head, or knows other tokens.
+        """
+        saved = type(self.head).from_pretrained(folder)
+        theirs, ours = saved.draft_ids, self.head.draft_ids
+        if (theirs is None) != (ours is None) or (theirs is not None and not torch.equal(theirs, ours.to(theirs))):
+            raise ValueError(
+                f"The head in {folder} knows other tokens than this run's, whose data or `draft_vocab_size` must have changed; "
+                "resume with those that it began with."
+            )
+        self.head.load_state_dict(saved.state_dict())
