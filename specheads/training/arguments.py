@@ -74,6 +74,10 @@ class DataArguments:
     max_length: int = field(default=2048, metadata={"help": "tokens of an example at most; what comes later is cut off"})
     packing: bool = field(default=False, metadata={"help": "put several examples into a row"})
     dataset_num_proc: int | None = field(default=None, metadata={"help": "processes that tokenise"})
+    feature_store: str | None = field(
+        default=None, metadata={"help": "folder for the target's hidden states, which are then computed once for all epochs"}
+    )
+    feature_store_gib: float | None = field(default=None, metadata={"help": "how large that folder may get"})
 
     def __post_init__(self) -> None:
         if self.eval_dataset_name and self.eval_examples:
@@ -85,6 +89,8 @@ class DataArguments:
             )
         if self.streaming and self.eval_examples:
             raise InputError("A stream has no examples to keep aside; name an `eval_dataset_name`.")
+        if self.feature_store is not None and (self.streaming or self.packing):
+            raise InputError("A `feature_store` holds texts one by one; train without `streaming` and `packing`.")
         self.template_arguments = json_object(self.template_arguments, "template_arguments")
 
 
@@ -125,7 +131,9 @@ class HeadTrainingArguments(TrainingArguments):
     num_train_epochs: float = field(default=1.0, metadata={"help": "how often to go through the data"})
     logging_steps: float = field(default=10, metadata={"help": "steps between reports"})
     save_total_limit: int | None = field(default=2, metadata={"help": "how many checkpoints are kept"})
-    report_to: None | str | list[str] = field(default="none", metadata={"help": "wandb, trackio, tensorboard, ... or none"})
+    report_to: None | str | list[str] = field(  # noqa: RUF036, the order that the parser can read
+        default="none", metadata={"help": "wandb, trackio, tensorboard, ... or none"}
+    )
     train_sampling_strategy: str = field(
         default="group_by_length", metadata={"help": "group_by_length (batches of like lengths), random or sequential"}
     )

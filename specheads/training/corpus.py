@@ -82,6 +82,9 @@ def lengths_of(dataset: Any) -> list[int]:
     """The lengths of a dataset's examples."""
     import pyarrow.compute as pc
 
+    known: list[int] | None = getattr(dataset, "lengths", None)
+    if known is not None:
+        return known
     columns = dataset.select_columns(["input_ids"]).with_format("arrow")
     lengths: list[int] = []
     for table in columns.iter(batch_size=10_000):

@@ -1,4 +1,4 @@
-"""Evaluation of a head: what drafts would be worth, worked out from texts of the target's, and what `generate` makes of them."""
+"""Evaluation of a head: what drafts would be worth, worked out from the target's texts, and what `generate` makes of them."""
 
 from __future__ import annotations
 

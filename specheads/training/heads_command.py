@@ -8,9 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import set_seed
+
 from ..evaluation.prompts import InputError
+from ..heads import DraftHead
+from ..heads.target_parts import parts_of
 from .arguments import DataArguments, HeadArguments, HeadTrainingArguments
+from .checkpoints import checkpoint_to_resume
 from .command_line import parse
+from .corpus import Corpus, load_corpus, prompts_of
+from .data import Collator
+from .draft_vocabulary import most_frequent, special_tokens, token_counts
+from .estimates import estimate
+from .step import DraftTraining
+from .stored import collate_stored, stored_texts
+from .teacher import Teacher
+from .trainer import HeadTrainer
+from .warm_start import make_head, trained_head
 
 PROGRAM = "heads.py"
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -40,13 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def train(head: HeadArguments, data: DataArguments, args: HeadTrainingArguments) -> Any:
+def train(head: HeadArguments, data: DataArguments, args: HeadTrainingArguments, callbacks: Sequence[Any] = ()) -> Any:
     """Trains a head and saves it.
 
     Args:
         head: The target and the head.
         data: The data.
         args: How to train.
+        callbacks: Of `transformers`, for the trainer.
 
     Returns:
         The trainer.
@@ -55,40 +70,48 @@ def train(head: HeadArguments, data: DataArguments, args: HeadTrainingArguments)
         InputError: if something of the options cannot be used.
         CheckpointError: if the folder cannot be written.
     """
-    from .checkpoints import checkpoint_to_resume
-    from .corpus import load_corpus, prompts_of
-    from .data import Collator
-    from .draft_vocabulary import most_frequent, special_tokens, token_counts
-    from .estimates import estimate
-    from .step import DraftTraining
-    from .teacher import Teacher
-    from .trainer import HeadTrainer
-    from .warm_start import make_head, trained_head
-
     _set_up_logging(args)
     resumed = checkpoint_to_resume(Path(args.output_dir or "."), args.resume_from_checkpoint)
-    target, tokenizer = load_target(head, args)
-    corpus = load_corpus(data, tokenizer, target, args.seed)
-    if head.head_name_or_path is not None:
-        made = trained_head(head.head_name_or_path, target, tokenizer)
-    else:
-        draft_tokens = None
-        if head.draft_vocab_size is not None:
-            counts = token_counts(corpus.train, target.get_output_embeddings().weight.shape[0])
-            draft_tokens = most_frequent(counts, head.draft_vocab_size, special_tokens(tokenizer, target))
-            known = counts[draft_tokens].sum() / counts.sum().clamp(min=1)
-            logger.info("The draft vocabulary has %.2f%% of the tokens that the assistant wrote.", 100 * float(known))
-        made = make_head(head, target, tokenizer, draft_tokens, args.depth)
-    drafts = DraftTraining(made, Teacher(target, made.config.feature_layers), args.settings)
-    prompts = [] if corpus.evaluation is None or data.streaming else prompts_of(corpus.evaluation, args.generate_prompts)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    trainer = HeadTrainer(drafts, args, corpus.train, Collator(pad), corpus.evaluation, prompts)
+    trainer, corpus = _trainer(head, data, args, callbacks)
     if args.should_log:
         first = next(iter(trainer.get_train_dataloader()))
-        logger.info("Before the run: %s", estimate(drafts, [first], args, corpus.written))
+        logger.info("Before the run: %s", estimate(trainer.drafts, [first], args, corpus.written))
     trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     trainer.save_model()
     return trainer
+
+
+def _trainer(
+    head: HeadArguments, data: DataArguments, args: HeadTrainingArguments, callbacks: Sequence[Any]
+) -> tuple[HeadTrainer, Corpus]:
+    target, tokenizer = load_target(head, args)
+    corpus = load_corpus(data, tokenizer, target, args.seed)
+    made = _head(head, args, target, tokenizer, corpus)
+    drafts = DraftTraining(made, Teacher(target, made.config.feature_layers), args.settings)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+    collator: Any = Collator(pad)
+    prompts = [] if corpus.evaluation is None or data.streaming else prompts_of(corpus.evaluation, args.generate_prompts)
+    texts, collate = corpus.train, collator
+    if data.feature_store is not None:
+        with args.main_process_first(local=False, desc="hidden states"):
+            texts = stored_texts(
+                data.feature_store, drafts.teacher, texts, str(corpus.fingerprint), corpus.tokens or 0, data.feature_store_gib
+            )
+        collate = collate_stored
+    return HeadTrainer(drafts, args, texts, collate, corpus.evaluation, collator, prompts, list(callbacks)), corpus
+
+
+def _head(head: HeadArguments, args: HeadTrainingArguments, target: Any, tokenizer: Any, corpus: Corpus) -> DraftHead:
+    if head.head_name_or_path is not None:
+        return trained_head(head.head_name_or_path, target, tokenizer)
+    draft_tokens = None
+    if head.draft_vocab_size is not None:
+        counts = token_counts(corpus.train, parts_of(target).vocab_size)
+        draft_tokens = most_frequent(counts, head.draft_vocab_size, special_tokens(tokenizer, target))
+        known = counts[draft_tokens].sum() / counts.sum().clamp(min=1)
+        logger.info("The draft vocabulary has %.2f%% of the tokens that the assistant wrote.", 100 * float(known))
+    set_seed(args.seed)  # the same fresh weights in every process, and in every run
+    return make_head(head, target, tokenizer, draft_tokens, args.depth)
 
 
 def load_target(head: HeadArguments, args: HeadTrainingArguments) -> tuple[Any, Any]:

@@ -66,6 +66,7 @@ class HeadTrainer(Trainer):
         train_dataset: Of `training_dataset`.
         collator: Makes batches of its examples.
         eval_dataset: Texts that the target wrote, to evaluate on.
+        eval_collator: Makes batches of those; `collator` if not given.
         prompts: Prompts that each evaluation has `generate` answer.
         callbacks: Of `transformers`.
     """
@@ -80,13 +81,14 @@ class HeadTrainer(Trainer):
         train_dataset: Any,
         collator: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]],
         eval_dataset: Any = None,
+        eval_collator: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]] | None = None,
         prompts: Sequence[Sequence[int]] = (),
         callbacks: list[Any] | None = None,
     ):
         if args.n_gpu > 1:
             args._n_gpu = 1  # several are for several processes
         self.drafts, self.prompts = drafts, list(prompts)
-        self.progress = Progress(args.depth)
+        self.progress, self.eval_collator = Progress(args.depth), eval_collator or collator
         super().__init__(
             model=TrainedModule(drafts),
             args=args,
@@ -152,9 +154,9 @@ class HeadTrainer(Trainer):
         if dataset is None:
             raise ValueError("Evaluation needs data: name an `eval_dataset_name` or a number of `eval_examples`.")
         if not hasattr(dataset, "__len__"):
-            return DataLoader(dataset, self.args.eval_batch_size, collate_fn=self.data_collator)
+            return DataLoader(dataset, self.args.eval_batch_size, collate_fn=self.eval_collator)
         own = Subset(dataset, range(self.args.process_index, len(dataset), self.args.world_size))
-        return DataLoader(own, self.args.eval_batch_size, collate_fn=self.data_collator)
+        return DataLoader(own, self.args.eval_batch_size, collate_fn=self.eval_collator)
 
     def evaluation_loop(
         self,
