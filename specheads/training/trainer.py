@@ -46,11 +46,6 @@ class TrainedModule(nn.Module):
         super().__init__()
         self.drafts = drafts
 
-    @property
-    def config(self) -> Any:
-        """The head's."""
-        return self.drafts.head.config
-
     def forward(self, **batch: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of the losses of a batch, and what training reports `[5, K]`."""
         output = self.drafts(TrainingBatch(**batch))
