@@ -13,8 +13,10 @@ import torch
 from transformers import StoppingCriteriaList
 
 import specheads
-from specheads import compat, recipe
+from specheads import compat, loop, recipe
 from specheads.heads import EagleHead
+from specheads.tree import NO_TOKEN, DraftTree
+from specheads.verify import Verdict
 from tests.heads import perfect
 from tests.hub import Hub
 from tests.tiny import tiny
@@ -56,16 +58,16 @@ def test_a_head_that_is_wrong_costs_nothing_but_passes(target: Any, hub: Hub) ->
 
 def test_a_verifier_that_takes_every_draft_is_caught(target: Any, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     perfect.perfect_eagle(target, 3, late=1).push_to_hub("someone/head", token=TOKEN, with_custom_generate=True)
-    from tests.exactness import test_mutants
+    plain, stock = target.generate(IDS, **CALL), loop.match
 
-    assert test_mutants  # the mutants themselves; here the recipe's call must go through the verifier that they bend
-    called: list[Any] = []
-    stock = specheads.SpeculativeGenerationMixin._sample
-    monkeypatch.setattr(
-        specheads.SpeculativeGenerationMixin, "_sample", lambda self, *a, **k: called.append(self) or stock(self, *a, **k)
-    )
-    target.generate(IDS, **CALL, **RECIPE)
-    assert called == [target]
+    def takes_all(tree: DraftTree, *arguments: Any) -> Verdict:
+        own = stock(tree, *arguments).emitted
+        drafted = [[token for token in line if token != NO_TOKEN] for line in tree.tokens.tolist()]
+        paths = [list(range(1, len(line) + 1)) for line in drafted]
+        return Verdict(paths, [[*line, its[-1]] for line, its in zip(drafted, own, strict=True)])
+
+    monkeypatch.setattr(loop, "match", takes_all)
+    assert not torch.equal(target.generate(IDS, **CALL, **RECIPE, speculative=SETTINGS), plain)
 
 
 class Streamer:
@@ -112,7 +114,9 @@ def test_the_tokenizer_arrives(head: Any, target: Any, monkeypatch: pytest.Monke
     seen: list[Any] = []
     stock = specheads.SpeculativeGenerationMixin._make_plan
     monkeypatch.setattr(
-        specheads.SpeculativeGenerationMixin, "_make_plan", lambda self, *a: seen.append(a[2].get("tokenizer")) or stock(self, *a)
+        specheads.SpeculativeGenerationMixin,
+        "_make_plan",
+        lambda self, *a: seen.append(a[2].get("tokenizer")) or stock(self, *a),
     )
     tokenizer = Tokenizer()
     target.generate(IDS, **CALL, **RECIPE, tokenizer=tokenizer)
@@ -205,7 +209,7 @@ ids = torch.tensor([[3, 17, 5, 30]])
 plain = model.generate(ids, max_new_tokens=11, do_sample=False)
 out = model.generate(
     ids, max_new_tokens=11, do_sample=False, custom_generate="someone/head", trust_remote_code=True, token="secret",
-    return_dict_in_generate=True,
+    return_dict_in_generate=True, speculative={"adaptive": False},
 )
 assert torch.equal(out.sequences, plain), (out.sequences, plain)
 print(out.speculation.num_accepted_draft_tokens)

@@ -104,11 +104,15 @@ def _read_own(
     path_or_id: str | os.PathLike[str], model_type: Any, download: dict[str, Any], options: dict[str, Any]
 ) -> DraftHead:
     if options:
-        raise ValueError(f"Unknown option(s) {', '.join(sorted(options))}: {path_or_id} is a head of this library, which needs none.")
+        raise ValueError(
+            f"Unknown option(s) {', '.join(sorted(options))}: {path_or_id} is a head of this library, which needs none."
+        )
     # Not by AutoModel: it looks for an adapter too, and for that into the default cache and the network, whatever it is told.
     kind = next((kind for kind in OWN if kind.config_class.model_type == model_type), None)
     if kind is None:
-        raise ValueError(f"The config of {path_or_id} says model_type={model_type!r}, and heads of this library are of none such.")
+        raise ValueError(
+            f"The config of {path_or_id} says model_type={model_type!r}, and heads of this library are of none such."
+        )
     head: DraftHead = kind.from_pretrained(path_or_id, **download)
     return head
 

@@ -162,4 +162,3 @@ def _read_file(file: str) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
         raise ValueError(f"{file} holds something else than weights by name; save the head's `state_dict()`.")
     return weights
-

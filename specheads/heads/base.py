@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .download import DOWNLOAD_ARGUMENTS, find, find_config
+from .facts import HeadFacts
 from .provenance import check_target
 from .repository import push, write_beside
 from .results import MeasuredResults, TrainingRecord
@@ -94,6 +95,10 @@ class HeadConfig(PreTrainedConfig):
     def target_shapes(self) -> dict[str, int]:
         """What a target must have for the head to fit: `hidden_size` and `vocab_size`."""
         raise NotImplementedError
+
+    def facts(self) -> HeadFacts:
+        """What the head is, in words for its model card."""
+        return HeadFacts("Draft head")
 
     def check_against(self, target: PreTrainedModel, tokenizer: Any = None, revision: str | None = None) -> TargetParts:
         """Checks that a target is the one that the head was made for; see `check_target`."""
@@ -235,7 +240,7 @@ class DraftHead(PreTrainedModel):
             return
         pushes, repository = kwargs.pop("push_to_hub", False), kwargs.pop("repo_id", None)
         hub = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
-        beside = {"results": results, "training": training, "with_custom_generate": with_custom_generate}
+        beside: dict[str, Any] = {"results": results, "training": training, "with_custom_generate": with_custom_generate}
         weights = kwargs.pop("state_dict", None) or self.state_dict()
         separate = {name: weight for name, weight in weights.items() if name.startswith(self.separate_weights or ("\0",))}
         main = {name: weight for name, weight in weights.items() if name not in separate}

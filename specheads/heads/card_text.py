@@ -11,7 +11,7 @@ from ..evaluation.intervals import Interval
 
 # What Markdown would take for its own, in running text and in table cells.
 MARKDOWN = re.compile(r"([\\`*_\[\]|~$#!{}])")
-NOTHING = "–"
+NOTHING = "-"
 
 
 def one_line(value: Any) -> str:

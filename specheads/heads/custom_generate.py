@@ -14,5 +14,7 @@ def generate(model: Any, **arguments: Any) -> Any:
     try:
         from specheads.recipe import generate_with_head
     except ImportError as error:
-        raise ImportError("This repository's draft head is run by the package specheads: `pip install -U specheads`.") from error
+        raise ImportError(
+            "This repository's draft head is run by the package specheads: `pip install -U specheads`."
+        ) from error
     return generate_with_head(model, arguments)

@@ -8,14 +8,25 @@ from typing import Any
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
+    HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers.utils import cached_file, extract_commit_hash
 
 CONFIG = "config.json"
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+
+def is_repository_id(name: str) -> bool:
+    """Whether a name may be the id of a Hub repository, and is no folder here."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return bool(name) and not os.path.isdir(name)
 
 
 def find_config(name_or_path: str | os.PathLike[str], download: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -81,7 +92,7 @@ def _said_plainly(error: OSError, name_or_path: str | os.PathLike[str], download
     cause = error.__cause__
     if isinstance(cause, GatedRepoError):
         return OSError(
-            f"The repository {name_or_path} is gated: ask for access on its page, then pass `token=` of the account that has it."
+            f"The repository {name_or_path} is gated: ask for access on its page, then pass `token=` of an account that has it."
         )
     if isinstance(cause, RepositoryNotFoundError):
         return OSError(
@@ -90,7 +101,9 @@ def _said_plainly(error: OSError, name_or_path: str | os.PathLike[str], download
             "`token=` of an account that may read it."
         )
     if isinstance(cause, RevisionNotFoundError):
-        return OSError(f"The repository {name_or_path} has no revision {download.get('revision')!r}: check its branches and tags.")
+        return OSError(
+            f"The repository {name_or_path} has no revision {download.get('revision')!r}: check its branches and tags."
+        )
     if _is_offline(download):
         return OSError(
             f"{_place(name_or_path, download)} is not in the cache, and nothing is downloaded with `local_files_only=True` or "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from importlib.resources import files
@@ -13,7 +12,7 @@ from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import EntryNotFoundError
 
 from .provenance import weights_fingerprint
-from .results import RESULTS_FILE, MeasuredResults, TrainingRecord, load_records, records_as_json
+from .results import RESULTS_FILE, MeasuredResults, TrainingRecord, read_records, records_as_json
 from .saving import write_json
 
 if TYPE_CHECKING:
@@ -51,12 +50,12 @@ def write_beside(
     Raises:
         ValueError: if the results were measured with other weights.
     """
-    from .card import card, is_own_text
+    from .card import is_own_text, make_card
 
     fingerprint = weights_fingerprint(head)
     kept = _kept_records(place, fingerprint)
     results, training = results or kept[0], training or kept[1]
-    text = card(head, results, training, repo_id=repo_id, tags=tags, custom_generate=with_custom_generate)
+    text = make_card(head, results, training, repo_id=repo_id, tags=tags, custom_generate=with_custom_generate)
     if not is_own_text(place / README):
         (folder / README).write_text(str(text), encoding="utf-8")
     if results or training:
@@ -132,7 +131,7 @@ def _kept_records(place: Path, fingerprint: str | None) -> tuple[MeasuredResults
     if not file.exists() or fingerprint is None:
         return None, None
     try:
-        is_same = json.loads(file.read_text(encoding="utf-8")).get("head_fingerprint") == fingerprint
-    except (ValueError, AttributeError):
+        measured, results, training = read_records(file)
+    except ValueError:  # damaged: of no use, and written anew
         return None, None
-    return load_records(place) if is_same else (None, None)
+    return (results, training) if measured == fingerprint else (None, None)

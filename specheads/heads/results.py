@@ -109,9 +109,7 @@ def records_as_json(
     }
 
 
-def load_records(
-    name_or_path: str | os.PathLike[str], **download: Any
-) -> tuple[MeasuredResults | None, TrainingRecord | None]:
+def load_records(name_or_path: str | os.PathLike[str], **download: Any) -> tuple[MeasuredResults | None, TrainingRecord | None]:
     """What lies beside a head's weights of what was measured of it and how it was trained; `None` for what does not.
 
     Args:
@@ -128,26 +126,45 @@ def load_records(
         raise TypeError(f"Unknown argument(s) {', '.join(unknown)}; known are {', '.join(DOWNLOAD_ARGUMENTS)}.")
     _, download = find_config(name_or_path, download)
     file = find(name_or_path, RESULTS_FILE, download)
-    if file is None:
-        return None, None
+    return (None, None) if file is None else read_records(Path(file))[1:]
+
+
+def read_records(file: Path) -> tuple[str | None, MeasuredResults | None, TrainingRecord | None]:
+    """What `records_as_json` wrote: the fingerprint of the head's weights, results and record.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
     try:
-        records = json.loads(Path(file).read_text(encoding="utf-8"))
+        records = json.loads(file.read_text(encoding="utf-8"))
         results, training = records["results"], records["training"]
-        return results and _read_results(results), training and TrainingRecord(**training)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{RESULTS_FILE} of {name_or_path} is damaged ({error}); delete it, or measure again.") from error
+        return (
+            records["head_fingerprint"],
+            None if results is None else _read_results(results),
+            None if training is None else TrainingRecord(**training),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is damaged ({error}); delete it, or measure again.") from error
 
 
 def _read_results(fields: dict[str, Any]) -> MeasuredResults:
-    intervals = ("mean_acceptance_length", "speed_ratio")
-    tasks = [
-        TaskResult(**{name: Interval(**value) if name in intervals and value else value for name, value in task.items()})
-        for task in fields["tasks"]
-    ]
-    return MeasuredResults(**{**fields, "tasks": tasks})
+    return MeasuredResults(**{**fields, "tasks": [_read_task(task) for task in fields["tasks"]]})
+
+
+def _read_task(fields: dict[str, Any]) -> TaskResult:
+    ratio = fields["speed_ratio"]
+    return TaskResult(
+        **{
+            **fields,
+            "mean_acceptance_length": Interval(**fields["mean_acceptance_length"]),
+            "speed_ratio": None if ratio is None else Interval(**ratio),
+        }
+    )
 
 
 def _check_interval(task: str, name: str, interval: Interval, least: float) -> None:
     ends = [end for end in (interval.low, interval.value, interval.high) if end is not None]
     if not all(math.isfinite(end) and end >= least for end in ends) or ends != sorted(ends):
-        raise ValueError(f"`{name}` of the task {task!r} must be finite and at least {least}, its ends around it, got {interval}.")
+        raise ValueError(
+            f"`{name}` of the task {task!r} must be finite and at least {least}, its ends around it, got {interval}."
+        )

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import constants
-from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils import validate_repo_id
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from .download import is_repository_id
 
 
 def cached_revision(model: PreTrainedModel) -> str | None:
@@ -29,13 +29,10 @@ def cached_revision(model: PreTrainedModel) -> str | None:
         if the weights are not in memory, quantised, or not in safetensors files.
     """
     name = model.config._name_or_path
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
+    if not is_repository_id(name):  # a folder, or a model of no name
         return None
     repository = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
-    # A folder of this name is what from_pretrained would have taken.
-    if not repository.is_dir() or Path(name).is_dir():
+    if not repository.is_dir():
         return None
     weights = model.state_dict()
     matching = [folder.name for folder in sorted((repository / "snapshots").glob("*")) if _has_weights(folder, weights)]

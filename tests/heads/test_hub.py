@@ -163,9 +163,7 @@ def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("way", ["from_pretrained", "import_head", "load_drafter", "enable"])
-def test_what_fails_says_why_in_one_sentence(
-    way: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_says_why_in_one_sentence(way: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny()
     head = HEADS["eagle 3"](target)
     head.push_to_hub("someone/public", token=TOKEN)
