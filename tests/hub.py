@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -293,9 +294,8 @@ def connect(hub: Hub, monkeypatch: pytest.MonkeyPatch, caches: Path) -> None:
         monkeypatch: Undoes it.
         caches: Where downloads go, in place of the user's cache.
     """
+    _take_for_the_hub(hub.endpoint, monkeypatch)
     constants = {
-        "ENDPOINT": hub.endpoint,
-        "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HUB_CACHE": str(caches / "hub"),
         "HF_TOKEN_PATH": str(caches / "token"),
         "HF_HUB_DISABLE_XET": True,
@@ -305,7 +305,22 @@ def connect(hub: Hub, monkeypatch: pytest.MonkeyPatch, caches: Path) -> None:
         monkeypatch.setattr(huggingface_hub.constants, name, value)
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
     modules = str(caches / "modules")
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules)
     monkeypatch.syspath_prepend(str(caches))  # restores what transformers adds to the path
+
+
+def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on nobody answers."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    _take_for_the_hub(endpoint, monkeypatch)
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between the attempts
+
+
+def _take_for_the_hub(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)  # it has the endpoint of its first use

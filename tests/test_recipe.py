@@ -18,7 +18,7 @@ from specheads.heads import EagleHead
 from specheads.tree import NO_TOKEN, DraftTree
 from specheads.verify import Verdict
 from tests.heads import perfect
-from tests.hub import Hub
+from tests.hub import Hub, cut_off
 from tests.tiny import tiny
 
 IDS = torch.tensor([[3, 17, 5, 30], [8, 21, 12, 3]])
@@ -176,6 +176,15 @@ def test_weights_are_read_once_for_a_model(head: Any, target: Any, hub: Hub) -> 
     assert "model.safetensors" in {request.file for request in hub.requests}
     other.generate(IDS, **CALL, **RECIPE)
     assert set(recipe._HEADS) >= {target, other}
+
+
+def test_once_loaded_no_network_is_needed(head: Any, target: Any, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = target.generate(IDS, **CALL, **RECIPE)
+    cut_off(monkeypatch)
+    recipe._HEADS.clear()
+    hub.requests.clear()
+    assert torch.equal(perfect.cyclic_target().generate(IDS, **CALL, **RECIPE), first)
+    assert hub.requests == []
 
 
 def test_a_folder_serves_as_well(target: Any, tmp_path: Path, hub: Hub) -> None:

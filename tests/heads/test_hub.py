@@ -5,7 +5,6 @@ The Hub is a stand-in on this machine.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import specheads
 from specheads.heads import DraftHead, EagleHead, MedusaHeads
 from specheads.heads.provenance import describe_target
 from tests.formats import checkpoints as made
-from tests.hub import Hub
+from tests.hub import Hub, cut_off
 from tests.tiny import perturbed, tiny
 
 HEADS: dict[str, Callable[[PreTrainedModel], DraftHead]] = {
@@ -152,16 +151,6 @@ def test_once_loaded_no_network_is_needed(way: str, hub: Hub, monkeypatch: pytes
     assert same(WAYS[way]("someone/head", target, EagleHead), head)
 
 
-def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
-    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr("time.sleep", lambda _: None)  # between the attempts
-
-
 @pytest.mark.parametrize("way", ["from_pretrained", "import_head", "load_drafter", "enable"])
 def test_what_fails_says_why_in_one_sentence(way: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny()
@@ -285,6 +274,7 @@ def test_a_head_knows_the_revision_of_its_target(published: Any) -> None:
         assert describe_target(loaded)["name_or_path"] == "someone/target"
     half = AutoModelForCausalLM.from_pretrained("someone/target", revision="old", dtype=torch.bfloat16)
     config = EagleHead.from_target(half).config
+    assert MedusaHeads.from_target(half).config.base_model["revision"] == old
     assert config.base_model["revision"] == old
     assert describe_target(half, revision="mine")["revision"] == "mine"
     with pytest.warns(UserWarning, match=rf"someone/target \(revision {old}, .* someone/target \(revision {main}, "):
