@@ -19,9 +19,10 @@ from .card_text import FILTERS, literal, one_line
 from .download import is_repository_id
 from .facts import HeadFacts
 from .provenance import weights_fingerprint
+from .repository import README
 from .results import MeasuredResults, TrainingRecord
+from .saving import written_together
 
-README = "README.md"
 # A file without it is the user's own.
 MARK = "<!-- Written by specheads, and anew with every save. Remove this line to keep changes of your own. -->"
 TEMPLATE = "card.md.jinja"
@@ -98,13 +99,11 @@ def write_card(
     Raises:
         ValueError: if the results were measured with other weights.
     """
-    file, content = Path(folder) / README, str(make_card(head, results, **arguments))
-    if is_own_text(file):
+    content = str(make_card(head, results, **arguments))
+    if is_own_text(Path(folder) / README):
         return False
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{README}.writing")
-    temporary.write_text(content, encoding="utf-8")
-    temporary.replace(file)
+    with written_together(folder) as temporary:
+        (temporary / README).write_text(content, encoding="utf-8")
     return True
 
 

@@ -55,7 +55,8 @@ def write_beside(
     fingerprint = weights_fingerprint(head)
     kept = _kept_records(place, fingerprint)
     results, training = results or kept[0], training or kept[1]
-    text = make_card(head, results, training, repo_id=repo_id, tags=tags, custom_generate=with_custom_generate)
+    has_recipe = with_custom_generate or (place / RECIPE_FILE).exists()
+    text = make_card(head, results, training, repo_id=repo_id, tags=tags, custom_generate=has_recipe)
     if not is_own_text(place / README):
         (folder / README).write_text(str(text), encoding="utf-8")
     if results or training:
@@ -92,7 +93,7 @@ def push(
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for file in (README, RESULTS_FILE):
+        for file in (README, RESULTS_FILE, RECIPE_FILE):
             _fetch(api, repo_id, file, revision, folder)
         head.save_pretrained(
             folder,

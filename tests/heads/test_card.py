@@ -226,8 +226,8 @@ def test_a_damaged_record_is_an_error(head: EagleHead, tmp_path: Path) -> None:
             load_records(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         load_records(tmp_path / "specheads")
-    with pytest.raises(TypeError, match="revison"):
-        load_records(tmp_path, revison="v1")
+    with pytest.raises(TypeError, match="branch"):
+        load_records(tmp_path, branch="v1")
 
 
 def test_a_readme_of_the_users_own_stays(head: EagleHead, tmp_path: Path, hub: Hub) -> None:
@@ -293,3 +293,13 @@ def test_a_head_of_another_kind_has_a_card_too() -> None:
     made = make_card(OwnHead(OwnConfig(base_model={"name_or_path": "someone/model"})), repo_id="someone/own")
     assert "Draft head for someone/model" in made.text and "No engine is known" in made.text
     assert "## Literature" not in made.text and made.data.tags == ["speculative-decoding", "draft-model"]
+
+
+def test_a_recipe_that_is_there_stays_and_is_told_of(head: EagleHead, tmp_path: Path, hub: Hub) -> None:
+    for more in ({"with_custom_generate": True}, {}):
+        head.save_pretrained(tmp_path, **more)
+        head.push_to_hub("someone/head", token="secret", **more)
+        for text in ((tmp_path / "README.md").read_text(), hub.files("someone/head")["README.md"].decode()):
+            assert "custom_generate=" in text and "custom_generate" in ModelCard(text).data.tags
+        assert (tmp_path / "custom_generate" / "generate.py").exists()
+        assert "custom_generate/generate.py" in hub.files("someone/head")
