@@ -251,9 +251,10 @@ class Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = self.hub.uploads[value["oid"]]
             elif key == "deletedFile":
                 del files[value["path"]]
-        sha = repository.commit(files, revision)
-        url = f"{self.hub.endpoint}/{name}/commit/{sha}"
-        self._json({"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""})
+        asks_for_request = urlsplit(self.path).query == "create_pr=1"
+        sha = repository.commit(files, "refs/pr/1" if asks_for_request else revision)
+        answer = {"success": True, "commitOid": sha, "commitUrl": f"{self.hub.endpoint}/{name}/commit/{sha}", "hookOutput": ""}
+        self._json({**answer, "pullRequestUrl": f"{self.hub.endpoint}/{name}/discussions/1"} if asks_for_request else answer)
 
     def _resolve(self, name: str, revision: str, file: str, token: str | None, _body: bytes) -> None:
         repository = self.hub.readable(name, token)

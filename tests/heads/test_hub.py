@@ -244,6 +244,15 @@ def test_a_push_leaves_other_branches_and_what_is_not_the_heads(hub: Hub, tmp_pa
     assert same(EagleHead.from_pretrained("someone/head", revision="v2"), head)
 
 
+def test_a_push_may_be_a_pull_request(hub: Hub) -> None:
+    target = tiny()
+    first, second = (randomised(HEADS["eagle 3"](target)) for _ in range(2))
+    first.push_to_hub("someone/head", token=TOKEN)
+    assert second.push_to_hub("someone/head", token=TOKEN, create_pr=True).pr_url.endswith("/discussions/1")
+    assert same(EagleHead.from_pretrained("someone/head"), first)
+    assert same(EagleHead.from_pretrained("someone/head", revision="refs/pr/1"), second)
+
+
 def test_no_pickles_are_pushed(hub: Hub) -> None:
     for name, make in HEADS.items():
         make(tiny()).push_to_hub("someone/head", token=TOKEN, with_custom_generate=True)
