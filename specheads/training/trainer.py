@@ -175,20 +175,27 @@ class HeadTrainer(Trainer):
     def _whole_head(self) -> Iterator[DraftTraining]:
         """The head in one piece, as it is drafted with, however it is spread over processes."""
         was_training, drafts = self.drafts.training, self.drafts
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            drafts = self._copy_of_head()
+        if self._is_sharded:
+            weights = [self._head_weights()]
+            torch.distributed.broadcast_object_list(weights)
+            drafts = DraftTraining(self._in_one_piece(weights[0]), drafts.teacher, drafts.settings)
         drafts.eval()
         try:
             yield drafts
         finally:
             drafts.train(was_training)
 
-    def _copy_of_head(self) -> DraftTraining:
-        weights = [self._head_weights()]
-        torch.distributed.broadcast_object_list(weights)
+    @property
+    def _is_sharded(self) -> bool:
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+
+    def _in_one_piece(self, weights: dict[str, Tensor]) -> DraftHead:
+        """The head itself, or a copy with these weights where its own are spread over processes."""
+        if not self._is_sharded:
+            return self.head
         head = type(self.head).fresh(self.head.config, torch.float, self.args.device)
-        head.load_state_dict(weights[0] or {})
-        return DraftTraining(head, self.drafts.teacher, self.drafts.settings)
+        head.load_state_dict(weights)
+        return head
 
     # ---- saving and loading ----
 
@@ -198,15 +205,13 @@ class HeadTrainer(Trainer):
         weights = self._head_weights()
         if self.args.should_save:
             with explained(Path(self.args.output_dir)):
-                self.head.save_pretrained(folder, state_dict=weights)
+                self._in_one_piece(weights).save_pretrained(folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def _head_weights(self) -> dict[str, Tensor] | None:
-        """All of the head's weights, where they are to be saved; a call for all processes."""
-        weights = self.accelerator.get_state_dict(self.model_wrapped)
-        if not weights:
-            return None
+    def _head_weights(self) -> dict[str, Tensor]:
+        """All of the head's weights, on the main process at least; a call for all of them."""
+        weights = self.accelerator.get_state_dict(self.model_wrapped) or {}
         return {name.removeprefix(HEAD): weight for name, weight in weights.items()}
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:

@@ -92,14 +92,28 @@ def forked(work: Callable[[], None], **environment: str) -> multiprocessing.proc
     return process
 
 
-def in_two_processes(work: Callable[[], None], **environment: str) -> list[int | None]:
+def in_two_processes(work: Callable[[], None]) -> list[int | None]:
     """Exit codes of two processes that do the same work together."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    common |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **environment}
+    common |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     processes = [forked(work, **common, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
     for process in processes:
         process.join()
     return [process.exitcode for process in processes]
+
+
+def shard_on_cpu() -> None:
+    """Has accelerate shard the model, which it does on no CPU however much it is asked to: its decision is overruled."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+    decide = AcceleratorState.__init__
+
+    def overruled(state: Any, *args: Any, **others: Any) -> None:
+        decide(state, *args, **others)
+        state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, FullyShardedDataParallelPlugin(fsdp_version=2)
+
+    AcceleratorState.__init__ = overruled

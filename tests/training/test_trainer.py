@@ -18,7 +18,7 @@ from specheads.training.checkpoints import CheckpointError
 from specheads.training.heads_command import main
 from specheads.training.trainer import HeadTrainer
 
-from .runs import KillAt, flags, forked, in_two_processes, losses, run, write_chats
+from .runs import KillAt, flags, forked, in_two_processes, losses, run, shard_on_cpu, write_chats
 
 SAVING = ("--save_strategy", "steps", "--save_steps", "4", "--save_total_limit", "2")
 
@@ -150,16 +150,17 @@ def accumulated(target_folder: Path, chats: Path, tmp_path_factory: pytest.TempP
 def test_two_processes_train_as_one(
     fsdp: bool, accumulated: Path, target_folder: Path, chats: Path, tmp_path: Path
 ) -> None:
-    environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if fsdp else {}
     more = ["eval_strategy", "steps", "eval_steps", "8", "eval_dataset_name", str(chats), "generate_tokens", "4"]
     arguments = flags(target_folder, chats, tmp_path, *_saving("--max_steps", "8"), *more)
 
     def work() -> None:
+        if fsdp:
+            shard_on_cpu()
         trainer = run(arguments)
         sharded = [isinstance(weight, DTensor) for weight in trainer.model.parameters()]
         assert trainer.accelerator.num_processes == 2 and all(sharded) == any(sharded) == fsdp
 
-    assert in_two_processes(work, **environment) == [0, 0]
+    assert in_two_processes(work) == [0, 0]
     assert losses(tmp_path) == pytest.approx(losses(accumulated), rel=1e-4)
     ours, theirs = load_file(tmp_path / "model.safetensors"), load_file(accumulated / "model.safetensors")
     assert ours.keys() == theirs.keys()
