@@ -46,6 +46,11 @@ def shares(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values) or NOTHING
 
 
+def figure(value: float | None) -> str:
+    """A figure, as far as it is known."""
+    return NOTHING if value is None else f"{value:.3f}"
+
+
 def settings(values: Mapping[str, Any]) -> str:
     """Settings by name."""
     return ", ".join(f"{text(name)}={text(value)}" for name, value in values.items()) or NOTHING
@@ -70,6 +75,7 @@ FILTERS = {
     "literal": literal,
     "interval": interval,
     "shares": shares,
+    "figure": figure,
     "settings": settings,
     "names": names,
     "environment": environment,

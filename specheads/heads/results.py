@@ -89,6 +89,7 @@ class TrainingRecord:
         data_fingerprint: A fingerprint of the examples.
         arguments: The arguments that matter.
         versions: Versions of the packages.
+        curve: Its course, each point with its `step` and what was known there: `loss`, `eval_mean_acceptance_length`, ...
     """
 
     command: str
@@ -96,6 +97,7 @@ class TrainingRecord:
     data_fingerprint: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
+    curve: Sequence[Mapping[str, float]] = ()
 
 
 def records_as_json(

@@ -67,6 +67,10 @@ class DataArguments:
     eval_examples: int = field(
         default=0, metadata={"help": "how many examples of the training data are kept aside to evaluate on"}
     )
+    eval_task_column: str | None = field(
+        default=None,
+        metadata={"help": "column of that data that names each row's task; tasks are measured one by one at the end"},
+    )
     template_arguments: dict | str | None = field(
         default=None,
         metadata={"help": "arguments of the chat template as JSON; those that the data was written under if not given"},

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..evaluation.prompts import InputError
 from .arguments import DataArguments
 from .data import training_dataset
@@ -22,18 +24,22 @@ class Corpus:
     Args:
         train: To train on.
         evaluation: To evaluate on; `None` for none.
+        tasks: The same by task.
         template_arguments: What the chat template was given.
         fingerprint: Tells the training data from other; `None` for a stream.
         tokens: How many tokens the training data has; `None` for a stream.
         written: How many of them the assistant wrote; `None` for a stream.
+        evaluation_fingerprint: Tells the data to evaluate on from other; `None` if there is none.
     """
 
     train: Any
     evaluation: Any
+    tasks: dict[str, Any]
     template_arguments: dict[str, Any]
     fingerprint: str | None
     tokens: int | None
     written: int | None
+    evaluation_fingerprint: str | None
 
 
 def load_corpus(arguments: DataArguments, tokenizer: Any, target: Any, seed: int) -> Corpus:
@@ -55,27 +61,23 @@ def load_corpus(arguments: DataArguments, tokenizer: Any, target: Any, seed: int
     places = getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None)
     length = arguments.max_length if places is None else min(arguments.max_length, places)
 
-    def encoded(names: Sequence[str], split: str, packing: bool) -> Any:
-        parts = []
-        for name in names:
-            rows = load_rows(name, split, arguments.dataset_subset, arguments.dataset_revision, arguments.streaming)
-            parts.append(training_dataset(rows, tokenizer, given, length, packing, name, arguments.dataset_num_proc))
-        return _joined(parts)
+    loaded = {name: _rows(arguments, name, arguments.dataset_split) for name in arguments.dataset_name}
+    aside = {name: _rows(arguments, name, arguments.eval_dataset_split) for name in arguments.eval_dataset_name}
+    if arguments.eval_examples:
+        loaded, aside = _kept_aside(loaded, arguments.eval_examples, seed)
 
-    held = arguments.eval_examples
-    train = encoded(arguments.dataset_name, arguments.dataset_split, arguments.packing and not held)
-    evaluation = None
-    if arguments.eval_dataset_name:
-        evaluation = encoded(arguments.eval_dataset_name, arguments.eval_dataset_split, False)
-    elif held:
-        train, evaluation = _kept_aside(train, held, seed)
-        if arguments.packing:
-            from .packing import pack
+    def encoded(rows: Any, name: str, packing: bool = False) -> Any:
+        return training_dataset(rows, tokenizer, given, length, packing, name, arguments.dataset_num_proc)
 
-            train = pack(train, length)
-    if arguments.streaming:
-        return Corpus(train, evaluation, given, None, None, None)
-    return Corpus(train, evaluation, given, *_counted(train))
+    train = _joined([encoded(rows, name, arguments.packing) for name, rows in loaded.items()])
+    tasks = {}
+    for name, rows in aside.items():
+        for task, own in _by_task(rows, name, arguments.eval_task_column).items():
+            tasks[task] = encoded(own, f"{name}, {task}" if task != name else name)
+    evaluation = _joined(list(tasks.values())) if tasks else None
+    counted = (None, None, None) if arguments.streaming else _counted(train)
+    judged = None if evaluation is None or arguments.streaming else _counted(evaluation)[0]
+    return Corpus(train, evaluation, tasks, given, *counted, judged)
 
 
 def lengths_of(dataset: Any) -> list[int]:
@@ -113,11 +115,30 @@ def _joined(parts: Sequence[Any]) -> Any:
     return parts[0] if len(parts) == 1 else concatenate_datasets(list(parts))
 
 
-def _kept_aside(dataset: Any, count: int, seed: int) -> tuple[Any, Any]:
-    if count >= len(dataset):
-        raise InputError(f"`eval_examples` must leave some of the {len(dataset)} examples to train on, got {count}.")
-    parts: Mapping[str, Any] = dataset.train_test_split(test_size=count, seed=seed, load_from_cache_file=False)
-    return parts["train"], parts["test"]
+def _rows(arguments: DataArguments, name: str, split: str) -> Any:
+    return load_rows(name, split, arguments.dataset_subset, arguments.dataset_revision, arguments.streaming)
+
+
+def _kept_aside(loaded: Mapping[str, Any], count: int, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Datasets without so many of their rows, all together, and those rows."""
+    ends = np.cumsum([len(rows) for rows in loaded.values()])
+    if count >= ends[-1]:
+        raise InputError(f"`eval_examples` must leave some of the {ends[-1]} rows to train on, got {count}.")
+    chosen = np.zeros(ends[-1], dtype=bool)
+    chosen[np.random.default_rng(seed).choice(ends[-1], count, replace=False)] = True
+    kept, aside = {}, {}
+    for (name, rows), mask in zip(loaded.items(), np.split(chosen, ends[:-1]), strict=True):
+        kept[name], aside[name] = rows.select(np.flatnonzero(~mask)), rows.select(np.flatnonzero(mask))
+    return kept, {name: rows for name, rows in aside.items() if len(rows)}
+
+
+def _by_task(rows: Any, name: str, column: str | None) -> dict[str, Any]:
+    if column is None:
+        return {name: rows}
+    if column not in (rows.column_names or []):
+        raise InputError(f"{name} has no column {column!r} (`eval_task_column`); it has {', '.join(rows.column_names or [])}.")
+    values = np.array([str(value) for value in rows[column]])
+    return {str(task): rows.select(np.flatnonzero(values == task)) for task in sorted(set(values))}
 
 
 def _counted(dataset: Any) -> tuple[str, int, int]:

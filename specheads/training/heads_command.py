@@ -11,7 +11,7 @@ from typing import Any
 from transformers import set_seed
 
 from ..evaluation.prompts import InputError
-from ..heads import DraftHead
+from ..heads import DraftHead, MedusaHeads
 from ..heads.target_parts import parts_of
 from .arguments import DataArguments, HeadArguments, HeadTrainingArguments
 from .checkpoints import checkpoint_to_resume
@@ -20,6 +20,8 @@ from .corpus import Corpus, load_corpus, prompts_of
 from .data import Collator
 from .draft_vocabulary import most_frequent, special_tokens, token_counts
 from .estimates import estimate
+from .evaluating import merged
+from .record import measured_results, training_record
 from .step import DraftTraining
 from .stored import collate_stored, stored_texts
 from .teacher import Teacher
@@ -77,8 +79,25 @@ def train(head: HeadArguments, data: DataArguments, args: HeadTrainingArguments,
         first = next(iter(trainer.get_train_dataloader()))
         logger.info("Before the run: %s", estimate(trainer.drafts, [first], args, corpus.written))
     trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+    trainer.beside["training"] = training_record(head, data, args, corpus.fingerprint, trainer.state.log_history)
+    if corpus.tasks and not data.streaming:
+        _measure_tasks(trainer, corpus)
     trainer.save_model()
     return trainer
+
+
+def _measure_tasks(trainer: HeadTrainer, corpus: Corpus) -> None:
+    """Measures each task for the card, and for Medusa heads what the shape of their draft trees follows from."""
+    measured = {}
+    for task, texts in corpus.tasks.items():
+        trainer.prompts = prompts_of(texts, trainer.args.generate_prompts)
+        trainer.evaluate(texts, metric_key_prefix=f"task_{Path(task).stem}")
+        assert trainer.measured is not None
+        measured[Path(task).name] = trainer.measured
+    if isinstance(trainer.head, MedusaHeads) and trainer.args.depth == trainer.head.config.num_heads:
+        trainer.head.config.head_accuracies = merged([found.evaluation for found in measured.values()]).rank_accuracies
+    target = trainer.drafts.teacher.target
+    trainer.beside["results"] = measured_results(measured, trainer.args, target, corpus.evaluation_fingerprint)
 
 
 def _trainer(

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, Subset
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy, rotate_checkpoints
 
 from ..heads import DraftHead
 from .arguments import HeadTrainingArguments
@@ -64,6 +65,10 @@ class HeadTrainer(Trainer):
         eval_collator: Makes batches of those; `collator` if not given.
         prompts: Prompts that each evaluation has `generate` answer.
         callbacks: Of `transformers`.
+
+    Attributes:
+        measured: What the last evaluation found.
+        beside: `training` and `results`, which are saved beside the head and shown by its card.
     """
 
     loss_is_scaled_for_ga = True
@@ -93,6 +98,7 @@ class HeadTrainer(Trainer):
             callbacks=[self.progress, *(callbacks or [])],
         )
         self.measured: Measured | None = None
+        self.beside: dict[str, Any] = {}
         clear_unfinished(Path(args.output_dir))
 
     @property
@@ -205,9 +211,62 @@ class HeadTrainer(Trainer):
         weights = self._head_weights()
         if self.args.should_save:
             with explained(Path(self.args.output_dir)):
-                self._in_one_piece(weights).save_pretrained(folder)
+                self._in_one_piece(weights).save_pretrained(folder, **self.beside)
         if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+            self.push_to_hub()
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """Pushes the head with its card, in one commit; a call for all processes.
+
+        Args:
+            commit_message: That of the commit.
+            blocking: Of no use: a head is small, and the call returns when it is there.
+            token: For the Hub; `hub_token` if not given.
+            revision: The branch; `hub_revision` if not given.
+            private: Whether the repository is, if it is made.
+            others: Further arguments of `DraftHead.push_to_hub`.
+
+        Returns:
+            What the Hub says of the commit; `None` in all processes but one.
+        """
+        weights = self._head_weights()
+        if not self.is_world_process_zero():
+            return None
+        name = self.hub_model_id or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+        return self._in_one_piece(weights).push_to_hub(
+            name,
+            commit_message=commit_message,
+            token=token or self.args.hub_token,
+            revision=revision or self.args.hub_revision,
+            private=self.args.hub_private_repo if private is None else private,
+            **{**self.beside, **others},
+        )
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Pushes what `hub_strategy` asks for when a checkpoint was written."""
+        strategy = HubStrategy(self.args.hub_strategy)
+        if strategy == HubStrategy.END:
+            return
+        message = f"Training in progress, step {self.state.global_step}"
+        self.push_to_hub(message)
+        if strategy == HubStrategy.EVERY_SAVE or not self.is_world_process_zero():
+            return
+        folder = Path(checkpoint_folder)
+        HfApi(library_name="specheads", token=self.args.hub_token).upload_folder(
+            repo_id=str(self.hub_model_id),
+            folder_path=folder,
+            path_in_repo="last-checkpoint" if strategy == HubStrategy.CHECKPOINT else folder.name,
+            commit_message=f"{message}, checkpoint",
+            revision=self.args.hub_revision,
+        )
 
     def _head_weights(self) -> dict[str, Tensor]:
         """All of the head's weights, on the main process at least; a call for all of them."""

@@ -16,7 +16,8 @@ from transformers import TrainerCallback
 from specheads.training.command_line import parse
 from specheads.training.heads_command import KINDS, PROGRAM, train
 
-WORDS = "Paris is the capital of France and a country in Europe . What answer forty two yes no you are helpful".split()
+SENTENCE = "Paris is the capital of France and a country in Europe . What answer forty two yes no you are helpful"
+WORDS = SENTENCE.split()
 
 
 def write_chats(file: Path, count: int = 24, seed: int = 0) -> Path:

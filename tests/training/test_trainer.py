@@ -132,7 +132,9 @@ def test_full_disk_is_one_sentence_and_leaves_the_checkpoint_before(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"checkpoint-4"}
 
 
-def test_folder_that_cannot_be_written_is_said_before_anything_is_loaded(target_folder: Path, chats: Path, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_is_said_before_anything_is_loaded(
+    target_folder: Path, chats: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
         run(flags(target_folder, chats, tmp_path / "file" / "out"))
@@ -147,9 +149,7 @@ def accumulated(target_folder: Path, chats: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("fsdp", [False, True])
-def test_two_processes_train_as_one(
-    fsdp: bool, accumulated: Path, target_folder: Path, chats: Path, tmp_path: Path
-) -> None:
+def test_two_processes_train_as_one(fsdp: bool, accumulated: Path, target_folder: Path, chats: Path, tmp_path: Path) -> None:
     more = ["eval_strategy", "steps", "eval_steps", "8", "eval_dataset_name", str(chats), "generate_tokens", "4"]
     arguments = flags(target_folder, chats, tmp_path, *_saving("--max_steps", "8"), *more)
 
