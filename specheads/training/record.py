@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +18,12 @@ PACKAGES = ("accelerate", "datasets", "peft")
 # What a run computes depends on these, besides what was set to other than its default.
 SHOWN = ("head", "depth", "loss", "depth_weights", "learning_rate", "temperature", "seed")
 # These say nothing of the head, or are not for others to see.
-PRIVATE = ("output_dir", "hub_token", "hub_model_id", "model_name_or_path", "dataset_name", "eval_dataset_name")
+PRIVATE = (
+    "output_dir", "hub_token", "hub_model_id", "model_name_or_path", "dataset_name", "eval_dataset_name", "feature_store",
+    "resume_from_checkpoint", "greater_is_better", "do_eval", "disable_tqdm", "report_to", "run_name", "use_cpu",
+)  # fmt: skip
+SECRETS = ("hub_token", "token")
+HIDDEN = "..."
 MOST_POINTS = 12  # of the curve that the card shows
 CURVE = ("loss", "expected_length", "eval_mean_acceptance_length", "eval_generate_mean_acceptance_length")
 
@@ -38,7 +44,7 @@ def training_record(
         fingerprint: That of the data.
         history: What the trainer logged.
     """
-    run = run_provenance()
+    run = without_secrets(run_provenance())
     return TrainingRecord(
         command=run["command"],
         datasets=list(data.dataset_name),
@@ -74,7 +80,19 @@ def measured_results(
             found.append(TaskResult(name, len(measured.generated), length, shares, None, settings))
     if not found:
         return None
-    return MeasuredResults(found, provenance(target), fingerprint)
+    return MeasuredResults(found, without_secrets(provenance(target)), fingerprint)
+
+
+def without_secrets(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's provenance whose command does not say the values of flags that are secrets: it goes to the Hub."""
+    words = shlex.split(run["command"])
+    for place, word in enumerate(words):
+        flag, _, value = word.partition("=")
+        if flag.replace("-", "_").strip("_") in SECRETS:
+            words[place : place + 1] = [f"{flag}={HIDDEN}"] if value else [word]
+            if not value and place + 1 < len(words):
+                words[place + 1] = HIDDEN
+    return {**run, "command": shlex.join(words)}
 
 
 def curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
@@ -98,14 +116,17 @@ def curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
 def _chosen(part: Any) -> dict[str, Any]:
     """The arguments that were not left as they are, and those that are always of interest."""
     fields = type(part).__dataclass_fields__
-    names = (name for name, field in fields.items() if field.init and name not in PRIVATE and not name.startswith("_"))
-    return {
-        name: value
-        for name in names
-        if (value := getattr(getattr(part, name), "value", getattr(part, name))) is not None
-        and (name in SHOWN or str(value) != str(_default(fields[name])))
-        if isinstance(value, str | int | float | bool | list | dict)
-    }
+    chosen: dict[str, Any] = {}
+    for name, field in fields.items():
+        if not field.init or name in PRIVATE or name.startswith("_"):
+            continue
+        value, usual = getattr(part, name), _default(field)
+        value = getattr(value, "value", value)
+        # What was left as it is may have been filled in since.
+        is_left = str(value) == str(usual) or value in ([], {}) or (usual is None and value in (None, False))
+        if (name in SHOWN or not is_left) and isinstance(value, str | int | float | list | dict):
+            chosen[name] = value
+    return chosen
 
 
 def _default(field: Any) -> Any:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ def test_card_tells_of_the_run_and_its_tasks(target_folder: Path, chats: Path, t
 
 @pytest.mark.parametrize("strategy", ["end", "every_save"])
 def test_push_takes_config_weights_and_card_and_no_pickle(
-    strategy: str, hub: Hub, target_folder: Path, chats: Path, tmp_path: Path
+    strategy: str, hub: Hub, target_folder: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A user's command line, which the card repeats.
+    monkeypatch.setattr(sys, "argv", ["heads.py", "--hub-token", "secret", "--hub_token=secret", "--depth", "3"])
     more = ["max_steps", "4", "save_strategy", "steps", "save_steps", "2", "push_to_hub", "true", *HELD]
     more += ["hub_model_id", "someone/head", "hub_token", "secret", "hub_strategy", strategy]
     run(flags(target_folder, chats, tmp_path / "out", *more))
@@ -52,6 +55,7 @@ def test_push_takes_config_weights_and_card_and_no_pickle(
     assert {"config.json", "model.safetensors", "README.md", "specheads/results.json"} <= files.keys()
     assert not any(name.endswith((".bin", ".pt", ".pth", ".pkl")) for name in files)
     assert b"| talk |" in files["README.md"] and b"secret" not in b"".join(files.values())
+    assert b"--depth 3" in files["README.md"]
     assert len(hub.asked("commit")) == (1 if strategy == "end" else 3)
     model: Any = AutoModelForCausalLM.from_pretrained(target_folder)
     specheads.enable(model, drafter="someone/head")
