@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from . import attention, compat, packing
+from . import adapters, attention, compat, packing
 from .closing import lent_cache, returned_fields
 from .config import SpeculativeConfig
 from .drafters import Drafter, load_drafter
@@ -27,10 +28,11 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 @dataclass
 class Attachment:
-    """What `enable` left on a model: the drafter and the settings that calls start from."""
+    """What `enable` left on a model: the drafter, the settings that calls start from, and whether it gave it an adapter."""
 
     config: SpeculativeConfig
     drafter: Drafter | None
+    is_adapted: bool = False
 
 
 @dataclass
@@ -208,6 +210,9 @@ def enable(
     Returns:
         The same model. Calls speculate where they say `speculative=True`.
 
+    Warns:
+        UserWarning: if the head goes with an adapter of the model, which the model then has: what it generates changes.
+
     Raises:
         ValueError: if the family is not supported, an option unknown or out of range, or `generate` is bound on the instance.
         TypeError: if `model` or `drafter` is of a wrong type.
@@ -225,8 +230,12 @@ def enable(
     config = SpeculativeConfig.from_options({**options, "drafter": drafter if isinstance(drafter, str) else None})
     if drafter is None and download:
         raise ValueError(f"{', '.join(download)}: only a head that is loaded from the Hub takes such arguments; name it.")
+    _take_adapter_away(model)
     loaded = None if drafter is None else load_drafter(unwrapped(drafter), model, tokenizer, assistant_tokenizer, **download)
-    attachment = Attachment(config, loaded)
+    is_adapted = isinstance(drafter, str | os.PathLike) and adapters.goes_with(loaded)
+    if is_adapted:
+        adapters.load_adapter(model, drafter, **download)
+    attachment = Attachment(config, loaded, is_adapted)
     attention.share_heads(model)
     if pack_for_cpu:
         packing.pack_for_cpu(model)
@@ -243,10 +252,18 @@ def disable(model: Model) -> Model:
     original = _original_class(type(model))
     if original is not None:
         model.__class__ = original
+    _take_adapter_away(model)
     model.__dict__.pop("_speculation", None)
     packing.unpack(model)
     attention.repeat_heads(model)
     return given
+
+
+def _take_adapter_away(model: Any) -> None:
+    """Undoes what `enable` did for a head that goes with an adapter of the model."""
+    attachment = model.__dict__.get("_speculation")
+    if attachment is not None and attachment.is_adapted:
+        adapters.remove_adapter(model)
 
 
 def _taken_download_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class HeadConfig(PreTrainedConfig):
         logit_scale: What the logits of the output layer are multiplied by, as the target does.
         final_logit_softcapping: The bound c of `c * tanh(logits / c)`, as the target has it, or `None`.
         embedding_multiplier: What the rows of the embedding table are multiplied by.
+        target_adapter: Whether the head goes with an adapter of its target (Medusa-2), which lies in the folder `adapter`.
 
     Raises:
         ValueError: if a field is not known, or holds a value outside of what is described.
@@ -55,6 +56,7 @@ class HeadConfig(PreTrainedConfig):
     logit_scale: float = 1.0
     final_logit_softcapping: float | None = None
     embedding_multiplier: float = 1.0
+    target_adapter: bool = False
 
     # What goes into the file as `architectures`: the name under which serving engines know the layout.
     engine_architectures: ClassVar[list[str]] = []

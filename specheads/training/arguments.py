@@ -41,6 +41,15 @@ class HeadArguments:
     markov_rank: int = field(default=0, metadata={"help": "Medusa with markov: the rank of its matrix"})
     confidence: bool = field(default=False, metadata={"help": "also train how likely each draft is to be accepted"})
     warm_start: bool = field(default=True, metadata={"help": "start from the target's own layers rather than at random"})
+    lora_rank: int = field(
+        default=0,
+        metadata={"help": "Medusa-2: the rank of an adapter of the target, trained together with the heads; 0 for none"},
+    )
+    lora_alpha: int = field(default=16, metadata={"help": "Medusa-2: the adapter's scale, divided by its rank"})
+    lora_target_modules: str = field(
+        default="all-linear",
+        metadata={"help": "Medusa-2: which layers it adapts: all-linear (the output layer is not), or a regex"},
+    )
     head_fields: dict | str | None = field(default=None, metadata={"help": "further fields of the head's config, as JSON"})
 
     def __post_init__(self) -> None:
@@ -48,6 +57,8 @@ class HeadArguments:
             raise InputError(f"`head` must be one of {', '.join(HEADS)}, got {self.head!r}.")
         if self.head != "medusa" and (self.dependence != "none" or self.markov_rank):
             raise InputError("`dependence` and `markov_rank` are settings of Medusa heads; leave them out for EAGLE.")
+        if self.lora_rank < 0 or (self.lora_rank and self.head != "medusa"):
+            raise InputError(f"`lora_rank` must be at least 0, and 0 but for Medusa heads, got {self.lora_rank}.")
         if self.head == "eagle1" and self.draft_vocab_size is not None:
             raise InputError("EAGLE-1 uses the target's output layer, so it has no `draft_vocab_size`; leave it out.")
         self.head_fields = json_object(self.head_fields, "head_fields") or {}
@@ -122,6 +133,14 @@ class HeadTrainingArguments(TrainingArguments):
     draft_temperature: float | None = field(
         default=None, metadata={"help": "how drafts are sampled; the target's temperature if not given"}
     )
+    heads_alone: float = field(
+        default=0.3,
+        metadata={"help": "Medusa-2: the share of the steps in which the heads learn alone, before the adapter does"},
+    )
+    self_distillation: float = field(
+        default=10.0, metadata={"help": "Medusa-2: how much the adapted target is held to what it said without its adapter"}
+    )
+    lora_learning_rate: float = field(default=1e-4, metadata={"help": "Medusa-2: the adapter's highest learning rate"})
     generate_prompts: int = field(
         default=8, metadata={"help": "prompts that each evaluation has `generate` answer, to measure what it predicts"}
     )

@@ -21,6 +21,7 @@ from .data import Collator
 from .draft_vocabulary import most_frequent, special_tokens, token_counts
 from .estimates import estimate
 from .evaluating import merged
+from .medusa2 import AdaptedTeacher, JointTraining
 from .record import measured_results, training_record
 from .step import DraftTraining
 from .stored import collate_stored, stored_texts
@@ -106,18 +107,32 @@ def _trainer(
     target, tokenizer = load_target(head, args)
     corpus = load_corpus(data, tokenizer, target, args.seed)
     made = _head(head, args, target, tokenizer, corpus)
-    drafts = DraftTraining(made, Teacher(target, made.config.feature_layers), args.settings)
+    drafts = _in_training(head, args, made, target)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     collator: Any = Collator(pad)
     prompts = [] if corpus.evaluation is None or data.streaming else prompts_of(corpus.evaluation, args.generate_prompts)
     texts, collate = corpus.train, collator
     if data.feature_store is not None:
+        if head.lora_rank:
+            raise InputError(
+                "An adapter changes the target's hidden states, so they cannot be stored; leave out `feature_store`."
+            )
         with args.main_process_first(local=False, desc="hidden states"):
             texts = stored_texts(
                 data.feature_store, drafts.teacher, texts, str(corpus.fingerprint), corpus.tokens or 0, data.feature_store_gib
             )
         collate = collate_stored
     return HeadTrainer(drafts, args, texts, collate, corpus.evaluation, collator, prompts, list(callbacks)), corpus
+
+
+def _in_training(head: HeadArguments, args: HeadTrainingArguments, made: DraftHead, target: Any) -> DraftTraining:
+    if not head.lora_rank:
+        return DraftTraining(made, Teacher(target, made.config.feature_layers), args.settings)
+    from peft import LoraConfig
+
+    adapter = LoraConfig(r=head.lora_rank, lora_alpha=head.lora_alpha, target_modules=head.lora_target_modules)
+    teacher = AdaptedTeacher(target, made.config.feature_layers)
+    return JointTraining(made, teacher, args.settings, adapter, args.self_distillation)
 
 
 def _head(head: HeadArguments, args: HeadTrainingArguments, target: Any, tokenizer: Any, corpus: Corpus) -> DraftHead:

@@ -12,22 +12,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from huggingface_hub import HfApi
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, Subset
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy, rotate_checkpoints
 
+from ..adapters import WEIGHTS as ADAPTER_WEIGHTS
+from ..adapters import save_adapter, set_adapter_weights
+from ..evaluation.prompts import InputError
 from ..heads import DraftHead
 from .arguments import HeadTrainingArguments
 from .batch import TrainingBatch, count_trained
 from .checkpoints import WRITING, clear_unfinished, explained
 from .corpus import lengths_of
 from .evaluating import Measured, measure
+from .medusa2 import AdaptedTeacher, JointTraining
 from .metrics import TrainingSums
 from .order import LengthGrouped
 from .progress import Progress
@@ -97,6 +103,8 @@ class HeadTrainer(Trainer):
             eval_dataset=eval_dataset,
             callbacks=[self.progress, *(callbacks or [])],
         )
+        if self._is_sharded and isinstance(drafts, JointTraining):
+            raise InputError("Heads with an adapter of their target are small enough for every process; train without FSDP.")
         self.measured: Measured | None = None
         self.beside: dict[str, Any] = {}
         clear_unfinished(Path(args.output_dir))
@@ -114,6 +122,8 @@ class HeadTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """A batch's share of the loss of its optimiser's step."""
+        if isinstance(self.drafts.teacher, AdaptedTeacher):
+            self.drafts.teacher.is_adapting = self.state.global_step >= self.args.heads_alone * self.state.max_steps
         loss_sum, sums = model(**inputs)
         self.progress.sums.values += sums.cpu()
         count = count_trained(TrainingBatch(**inputs)) if num_items_in_batch is None else num_items_in_batch
@@ -136,6 +146,15 @@ class HeadTrainer(Trainer):
             return super()._get_train_sampler(dataset)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return LengthGrouped(lengths_of(dataset), self._train_batch_size, seed)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Any:
+        """The optimiser; an adapter has its own learning rate."""
+        if self.optimizer is None and isinstance(self.drafts, JointTraining):
+            kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            adapter = {"params": list(self.drafts.adapter), "lr": self.args.lora_learning_rate}
+            heads = [weight for weight in self.head.parameters() if weight.requires_grad]
+            self.optimizer = kind([{"params": heads}, adapter], **settings)
+        return super().create_optimizer(model)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds to the reports of training what its steps found: acceptance by position, speed, the time that is left."""
@@ -212,6 +231,8 @@ class HeadTrainer(Trainer):
         if self.args.should_save:
             with explained(Path(self.args.output_dir)):
                 self._in_one_piece(weights).save_pretrained(folder, **self.beside)
+                if self.head.config.target_adapter:
+                    save_adapter(self.drafts.teacher.target, folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub()
 
@@ -241,7 +262,7 @@ class HeadTrainer(Trainer):
         if not self.is_world_process_zero():
             return None
         name = self.hub_model_id or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
-        return self._in_one_piece(weights).push_to_hub(
+        pushed = self._in_one_piece(weights).push_to_hub(
             name,
             commit_message=commit_message,
             token=token or self.args.hub_token,
@@ -249,6 +270,19 @@ class HeadTrainer(Trainer):
             private=self.args.hub_private_repo if private is None else private,
             **{**self.beside, **others},
         )
+        if self.head.config.target_adapter:
+            self._push_adapter(name, token, revision)
+        return pushed
+
+    def _push_adapter(self, name: str, token: str | None, revision: str | None) -> None:
+        with TemporaryDirectory() as folder:
+            save_adapter(self.drafts.teacher.target, Path(folder))
+            HfApi(library_name="specheads", token=token or self.args.hub_token).upload_folder(
+                repo_id=name,
+                folder_path=folder,
+                commit_message="The adapter of its target",
+                revision=revision or self.args.hub_revision,
+            )
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Pushes what `hub_strategy` asks for when a checkpoint was written."""
@@ -337,3 +371,5 @@ class HeadTrainer(Trainer):
                 "resume with those that it began with."
             )
         self.head.load_state_dict(saved.state_dict())
+        if self.head.config.target_adapter:
+            set_adapter_weights(self.drafts.teacher.target, load_file(Path(folder) / ADAPTER_WEIGHTS))
