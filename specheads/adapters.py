@@ -109,8 +109,8 @@ def load_adapter(target: PreTrainedModel, name_or_path: str | os.PathLike[str], 
     set_adapter_weights(target, load_file(weights))
     target.requires_grad_(False)
     warnings.warn(
-        f"The head {name_or_path} goes with an adapter, which the model now has: what is generated, with and without drafts, is "
-        "that of the adapted model. `specheads.disable` takes it away.",
+        f"The head {name_or_path} goes with an adapter, which the model now has: what is generated, with drafts and without, "
+        "is that of the adapted model. `specheads.disable` takes it away.",
         stacklevel=5,
     )
 

@@ -28,6 +28,7 @@ from ..adapters import WEIGHTS as ADAPTER_WEIGHTS
 from ..adapters import save_adapter, set_adapter_weights
 from ..evaluation.prompts import InputError
 from ..heads import DraftHead
+from ..heads.saving import written_together
 from .arguments import HeadTrainingArguments
 from .batch import TrainingBatch, count_trained
 from .checkpoints import WRITING, clear_unfinished, explained
@@ -232,7 +233,8 @@ class HeadTrainer(Trainer):
             with explained(Path(self.args.output_dir)):
                 self._in_one_piece(weights).save_pretrained(folder, **self.beside)
                 if self.head.config.target_adapter:
-                    save_adapter(self.drafts.teacher.target, folder)
+                    with written_together(folder) as temporary:
+                        save_adapter(self.drafts.teacher.target, temporary)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub()
 
