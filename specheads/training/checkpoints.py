@@ -14,6 +14,7 @@ from ..evaluation.prompts import InputError
 WRITING = ".writing-"
 # What torch says where a file cannot be written, in place of an OSError.
 TORCH_WRITE_FAULTS = ("PytorchStreamWriter", "inline_container", "Parent directory", "cannot be opened")
+LITTLE = 2**20  # bytes
 
 
 class CheckpointError(OSError):
@@ -39,8 +40,16 @@ def explained(folder: Path) -> Iterator[None]:
             raise
         last = last_checkpoint(folder)
         remains = f"{last} is whole and can be resumed from" if last else "there is no checkpoint yet"
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise CheckpointError(f"{folder} cannot be written ({reason}); {remains}.") from error
+        raise CheckpointError(f"{folder} cannot be written ({_reason(error, folder)}); {remains}.") from error
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    """Why a write failed. Of files that it writes itself, torch does not say."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if shutil.disk_usage(folder).free < LITTLE:
+        return "no space left on device"
+    return "a write failed" if isinstance(error, RuntimeError) else " ".join(str(error).split())
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -199,3 +199,10 @@ def test_evaluation_chooses_the_best_and_reports_positions(target_folder: Path, 
     for name in ("acceptance", "conditional_acceptance", "acceptance_at_position", "top1_agreement", "top5_agreement"):
         assert all(0 <= evaluated[0][f"eval_{name}_{place}"] <= 1 for place in (1, 2, 3))
     assert evaluated[0]["eval_generate_mean_acceptance_length"] >= 1
+
+
+def test_evaluation_does_not_change_training(target_folder: Path, chats: Path, tmp_path: Path) -> None:
+    more = [*_saving("--max_steps", "4", "--feature_noise", "0.1"), "eval_examples", "2", "generate_tokens", "4"]
+    run(flags(target_folder, chats, tmp_path / "without", *more))
+    run(flags(target_folder, chats, tmp_path / "with", *more, "eval_strategy", "steps", "eval_steps", "1"))
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
