@@ -86,7 +86,7 @@ def measure(
     tokens: int,
     seed: int,
 ) -> Measured:
-    """Evaluates a head; a call for all processes, each with its own share.
+    """Evaluates a head; a call for all processes, each with its own share. Random numbers go on as if it had not been.
 
     Args:
         drafts: The head in training.
@@ -97,10 +97,13 @@ def measure(
         seed: Of the answers.
     """
     evaluation, examples = Evaluation(drafts.settings.depth, {DEPLOYED: deployment}), 0
-    for batch in batches:
-        drafts.evaluate(batch, evaluation)
-        examples += len(batch.input_ids)
-    generated = _generate(drafts, prompts, deployment, tokens, seed) if prompts else []
+    device = drafts.head.device
+    # A data loader draws from them too.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for batch in batches:
+            drafts.evaluate(batch, evaluation)
+            examples += len(batch.input_ids)
+        generated = _generate(drafts, prompts, deployment, tokens, seed) if prompts else []
     parts = gather_object([(evaluation, examples, generated)])
     return Measured(
         merged([part[0] for part in parts]), sum(part[1] for part in parts), [row for part in parts for row in part[2]]
@@ -110,10 +113,9 @@ def measure(
 def _generate(
     drafts: DraftTraining, prompts: Sequence[Sequence[int]], deployment: Deployment, tokens: int, seed: int
 ) -> list[RowStats]:
-    """What `generate` did for each prompt. Neither the target nor the random numbers of training are left changed."""
+    """What `generate` did for each prompt. The target is left as it was."""
     target: Any = drafts.teacher.target
     verification = "auto" if deployment.drafts_greedily else deployment.verification
-    devices = [target.device] if target.device.type == "cuda" else []
     rows = []
     enable(
         target,
@@ -124,12 +126,11 @@ def _generate(
         adaptive=False,
     )
     try:
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
-            for prompt in prompts:
-                ids = torch.tensor([list(prompt)], device=target.device)
-                output = target.generate(ids, speculative=True, **_arguments(deployment, tokens))
-                rows.append(output.speculation.rows[0])
+        torch.manual_seed(seed)
+        for prompt in prompts:
+            ids = torch.tensor([list(prompt)], device=target.device)
+            output = target.generate(ids, speculative=True, **_arguments(deployment, tokens))
+            rows.append(output.speculation.rows[0])
     finally:
         disable(target)
     return rows
