@@ -105,7 +105,7 @@ def load_adapter(target: PreTrainedModel, name_or_path: str | os.PathLike[str], 
         raise FileNotFoundError(
             f"The head {name_or_path} goes with an adapter of its target, which is not in its folder {FOLDER}."
         )
-    adapt(target, LoraConfig.from_pretrained(Path(config).parent))
+    adapt(target, LoraConfig.from_pretrained(str(Path(config).parent)))
     set_adapter_weights(target, load_file(weights))
     target.requires_grad_(False)
     warnings.warn(

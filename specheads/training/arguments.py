@@ -50,7 +50,9 @@ class HeadArguments:
         default="all-linear",
         metadata={"help": "Medusa-2: which layers it adapts: all-linear (the output layer is not), or a regex"},
     )
-    head_fields: dict | str | None = field(default=None, metadata={"help": "further fields of the head's config, as JSON"})
+    head_fields: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "further fields of the head's config, as JSON"}
+    )
 
     def __post_init__(self) -> None:
         if self.head not in HEADS:
@@ -82,7 +84,7 @@ class DataArguments:
         default=None,
         metadata={"help": "column of that data that names each row's task; tasks are measured one by one at the end"},
     )
-    template_arguments: dict | str | None = field(
+    template_arguments: dict[str, Any] | str | None = field(
         default=None,
         metadata={"help": "arguments of the chat template as JSON; those that the data was written under if not given"},
     )
@@ -114,10 +116,10 @@ class HeadTrainingArguments(TrainingArguments):
     """How to train, and how drafts will be made and verified; for the rest see `transformers.TrainingArguments`."""
 
     depth: int = field(default=5, metadata={"help": "how many tokens a draft has in training"})
-    loss: dict | str | None = field(
+    loss: dict[str, Any] | str | None = field(
         default="lk", metadata={"help": "a loss, a named mixture, or losses with weights as JSON (`specheads.training.losses`)"}
     )
-    depth_weights: dict | str | None = field(
+    depth_weights: dict[str, Any] | str | None = field(
         default="length_aware", metadata={"help": 'how much each depth counts: a name, or {"geometric": 0.8} as JSON'}
     )
     confidence_weight: float = field(default=1.0, metadata={"help": "the weight of the confidence head's loss"})
@@ -185,8 +187,8 @@ class HeadTrainingArguments(TrainingArguments):
         sampling = Sampling(self.temperature, self.top_k, self.top_p) if self.temperature else Sampling()
         return TrainingSettings(
             depth=self.depth,
-            objective=Objective.parse(self.loss),
-            weights=DepthWeights.parse(self.depth_weights),
+            objective=Objective.parse(self.loss or {}),
+            weights=DepthWeights.parse(self.depth_weights or {}),
             sampling=sampling,
             confidence_weight=self.confidence_weight,
             on_policy=self.on_policy,

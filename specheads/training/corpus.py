@@ -36,10 +36,10 @@ class Corpus:
     evaluation: Any
     tasks: dict[str, Any]
     template_arguments: dict[str, Any]
-    fingerprint: str | None
-    tokens: int | None
-    written: int | None
-    evaluation_fingerprint: str | None
+    fingerprint: str | None = None
+    tokens: int | None = None
+    written: int | None = None
+    evaluation_fingerprint: str | None = None
 
 
 def load_corpus(arguments: DataArguments, tokenizer: Any, target: Any, seed: int) -> Corpus:
@@ -75,9 +75,11 @@ def load_corpus(arguments: DataArguments, tokenizer: Any, target: Any, seed: int
         for task, own in _by_task(rows, name, arguments.eval_task_column).items():
             tasks[task] = encoded(own, f"{name}, {task}" if task != name else name)
     evaluation = _joined(list(tasks.values())) if tasks else None
-    counted = (None, None, None) if arguments.streaming else _counted(train)
-    judged = None if evaluation is None or arguments.streaming else _counted(evaluation)[0]
-    return Corpus(train, evaluation, tasks, given, *counted, judged)
+    if arguments.streaming:
+        return Corpus(train, evaluation, tasks, given)
+    fingerprint, tokens, written = _counted(train)
+    judged = None if evaluation is None else _counted(evaluation)[0]
+    return Corpus(train, evaluation, tasks, given, fingerprint, tokens, written, judged)
 
 
 def lengths_of(dataset: Any) -> list[int]:

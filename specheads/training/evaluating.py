@@ -86,7 +86,7 @@ def measure(
     tokens: int,
     seed: int,
 ) -> Measured:
-    """Evaluates a head; a call for all processes, each with its own share. Random numbers go on as if it had not been.
+    """Evaluates a head; a call for all processes, each with its own share.
 
     Args:
         drafts: The head in training.
@@ -97,13 +97,10 @@ def measure(
         seed: Of the answers.
     """
     evaluation, examples = Evaluation(drafts.settings.depth, {DEPLOYED: deployment}), 0
-    device = drafts.head.device
-    # A data loader draws from them too.
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for batch in batches:
-            drafts.evaluate(batch, evaluation)
-            examples += len(batch.input_ids)
-        generated = _generate(drafts, prompts, deployment, tokens, seed) if prompts else []
+    for batch in batches:
+        drafts.evaluate(batch, evaluation)
+        examples += len(batch.input_ids)
+    generated = _generate(drafts, prompts, deployment, tokens, seed) if prompts else []
     parts = gather_object([(evaluation, examples, generated)])
     return Measured(
         merged([part[0] for part in parts]), sum(part[1] for part in parts), [row for part in parts for row in part[2]]

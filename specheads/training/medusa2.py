@@ -79,6 +79,7 @@ class JointTraining(DraftTraining):
         weights = [weight for weight in teacher.target.parameters() if weight.requires_grad]
         self.adapter = nn.ParameterList(weights)
         self.self_distillation = self_distillation
+        self._planned: Any = None
 
     def forward(self, batch: TrainingBatch) -> StepOutput:
         """The loss of a batch; its gradients reach the heads' weights and, in the second stage, the adapter's."""
@@ -93,7 +94,7 @@ class JointTraining(DraftTraining):
         return dataclasses.replace(output, loss_sum=output.loss_sum + held)
 
     def _plan(self, batch: TrainingBatch) -> Any:
-        self._planned: Any = super()._plan(batch)
+        self._planned = super()._plan(batch)
         return self._planned
 
     def _divergence(self, plan: Any, before: Tensor) -> Tensor:

@@ -94,7 +94,8 @@ class HeadTrainer(Trainer):
     ):
         if args.n_gpu > 1:
             args._n_gpu = 1  # several are for several processes
-        self.drafts, self.prompts = drafts, list(prompts)
+        self.drafts = drafts
+        self.prompts: Sequence[Sequence[int]] = prompts
         self.progress, self.eval_collator = Progress(args.depth), eval_collator or collator
         super().__init__(
             model=TrainedModule(drafts),
@@ -150,7 +151,7 @@ class HeadTrainer(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         """The optimiser; an adapter has its own learning rate."""
-        if self.optimizer is None and isinstance(self.drafts, JointTraining):
+        if getattr(self, "optimizer", None) is None and isinstance(self.drafts, JointTraining):
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
             adapter = {"params": list(self.drafts.adapter), "lr": self.args.lora_learning_rate}
             heads = [weight for weight in self.head.parameters() if weight.requires_grad]
@@ -189,7 +190,9 @@ class HeadTrainer(Trainer):
     ) -> EvalLoopOutput:
         """Works out what drafts would be worth on texts of the target's, and has it generate some."""
         began = time.perf_counter()
-        with self._whole_head() as drafts:
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        # Random numbers go on as if there had been no evaluation; a data loader draws some too.
+        with self._whole_head() as drafts, torch.random.fork_rng(devices):
             batches = (TrainingBatch(**self._prepare_inputs(batch)) for batch in dataloader)
             prompts = self.prompts[self.args.process_index :: self.args.world_size]
             self.measured = measure(drafts, batches, prompts, self.args.deployment, self.args.generate_tokens, self.args.seed)
