@@ -94,3 +94,17 @@ def is_plain_cache(cache: Any) -> bool:
 def pad_token(generation_config: Any) -> torch.Tensor | None:
     """The padding token that `generate` settled on."""
     return generation_config._pad_token_tensor
+
+
+def repository_of_recipe() -> str | None:
+    """The repository or folder that the running `generate(custom_generate=...)` named, `None` if there is no such call.
+
+    The recipe is called with all arguments but this one, and from a copy of its file that does not lie in the repository.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        named = frame.f_locals.get("custom_generate") if frame.f_code.co_name == "generate" else None
+        if isinstance(named, str) and frame.f_globals.get("__name__") == generation.__name__:
+            return named
+        frame = frame.f_back
+    return None

@@ -77,6 +77,8 @@ class SpeculativeGenerationMixin(GenerationMixin):
         Raises:
             ValueError: if the call cannot be exact or is not supported; the message says why.
         """
+        if isinstance(kwargs.get("custom_generate"), str):
+            return self._generate_by_recipe(*args, speculative=speculative, assistant_model=assistant_model, **kwargs)
         if speculative is None:
             speculative = self._configured_speculation(*args, **kwargs)
         if speculative is None or speculative is False:
@@ -90,6 +92,10 @@ class SpeculativeGenerationMixin(GenerationMixin):
         if not plan.was_carried_out:
             raise ValueError("This call of `generate` does not use the decoding loop, so it cannot be speculative.")
         return result
+
+    def _generate_by_recipe(self, *args: Any, **kwargs: Any) -> Any:
+        # The `custom_generate` of a repository takes the place of the whole `generate`, and all its arguments as they are.
+        return self._generate_under(None, *args, **{name: value for name, value in kwargs.items() if value is not None})
 
     def _generate_under(self, plan: Plan | None, *args: Any, **kwargs: Any) -> Any:
         packing.refresh(self)
@@ -196,7 +202,8 @@ def enable(
         pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`).
         tokenizer: The model's tokenizer; needed for a draft model whose vocabulary is padded to another size.
         assistant_tokenizer: That draft model's tokenizer.
-        **options: Fields of `SpeculativeConfig`, the defaults of this model's calls.
+        **options: Fields of `SpeculativeConfig`, the defaults of this model's calls; and for a head from the Hub how it is
+            downloaded: `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder`, `force_download`.
 
     Returns:
         The same model. Calls speculate where they say `speculative=True`.
@@ -214,8 +221,11 @@ def enable(
             "This model carries its own `generate` (a `custom_generate` of its repository, or a patch), which would bypass "
             "speculation; load it without that, or delete `model.generate`."
         )
+    download = _taken_download_options(options)
     config = SpeculativeConfig.from_options({**options, "drafter": drafter if isinstance(drafter, str) else None})
-    loaded = None if drafter is None else load_drafter(unwrapped(drafter), model, tokenizer, assistant_tokenizer)
+    if drafter is None and download:
+        raise ValueError(f"{', '.join(download)}: only a head that is loaded from the Hub takes such arguments; name it.")
+    loaded = None if drafter is None else load_drafter(unwrapped(drafter), model, tokenizer, assistant_tokenizer, **download)
     attachment = Attachment(config, loaded)
     attention.share_heads(model)
     if pack_for_cpu:
@@ -237,6 +247,15 @@ def disable(model: Model) -> Model:
     packing.unpack(model)
     attention.repeat_heads(model)
     return given
+
+
+def _taken_download_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes those that say how a head is downloaded off the options of `enable`."""
+    if options.keys() <= SpeculativeConfig.__dataclass_fields__.keys():
+        return {}
+    from .heads.download import DOWNLOAD_ARGUMENTS
+
+    return {name: options.pop(name) for name in DOWNLOAD_ARGUMENTS if name in options}
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 import specheads
 
+from .hub import Hub, connect, running
 from .tiny import perturbed, tiny
 
 # On tiny models threads only wait for one another.
@@ -30,3 +33,11 @@ def target() -> Any:
 def draft(target: Any) -> Any:
     """A model close to it, whose drafts are now accepted and now rejected."""
     return perturbed(target, 0.05)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A stand-in for the Hub, which everything in this process then takes for it; caches are empty at first."""
+    with running() as server:
+        connect(server, monkeypatch, tmp_path / "caches")
+        yield server

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..heads import DraftHead, EagleHead, MedusaHeads
+from ..heads.download import DOWNLOAD_ARGUMENTS, find_config
 from ..heads.saving import written_together
 from . import eagle, eagle3, hydra, medusa, speculators, vllm_medusa
 from .checkpoint import Checkpoint
@@ -19,6 +22,7 @@ __all__ = ["Checkpoint", "export_head", "import_head"]
 
 # In the order in which they are asked: the more specific layouts first.
 LAYOUTS: tuple[ModuleType, ...] = (speculators, vllm_medusa, hydra, medusa, eagle3, eagle)
+OWN: tuple[type[DraftHead], ...] = (EagleHead, MedusaHeads)
 # A name, the class of head that it holds, and what writes it.
 EXPORTS: dict[str, tuple[type[DraftHead], Callable[..., None]]] = {
     "speculators": (EagleHead, speculators.write),
@@ -30,7 +34,6 @@ EXPORTS: dict[str, tuple[type[DraftHead], Callable[..., None]]] = {
     "tgi-medusa": (MedusaHeads, medusa.write),
     "hydra": (MedusaHeads, hydra.write),
 }
-DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
 def import_head(path_or_id: str | os.PathLike[str], target: PreTrainedModel, **options: Any) -> DraftHead:
@@ -51,15 +54,18 @@ def import_head(path_or_id: str | os.PathLike[str], target: PreTrainedModel, **o
 
     Raises:
         FileNotFoundError: if there is no config or there are no weights.
+        OSError: if the repository or the revision is not there, may not be read, or cannot be reached.
         ValueError: if the layout is not known, or the head is incomplete, does not fit the target, or asks for what is not
             known.
     """
-    download = {name: options.pop(name) for name in DOWNLOAD if name in options}
-    checkpoint = Checkpoint.open(path_or_id, **download)
-    if "specheads_version" in checkpoint.config:
-        head: DraftHead = AutoModel.from_pretrained(path_or_id, **download)
+    download = {name: options.pop(name) for name in DOWNLOAD_ARGUMENTS if name in options}
+    config, download = find_config(path_or_id, download)
+    fields = json.loads(Path(config).read_text(encoding="utf-8"))
+    if "specheads_version" in fields:
+        head = _read_own(path_or_id, fields.get("model_type"), download, options)
         head.bind(target)
         return head
+    checkpoint = Checkpoint.open(path_or_id, **download)
     layout = next((layout for layout in LAYOUTS if layout.recognises(checkpoint)), None)
     if layout is None:
         names = sorted(checkpoint.weights)
@@ -92,6 +98,23 @@ def export_head(head: DraftHead, folder: str | os.PathLike[str], format: str) ->
         raise ValueError(f"The format {format!r} holds {kind.__name__}, got {type(head).__name__}.")
     with written_together(folder) as temporary:
         write(head, temporary)
+
+
+def _read_own(
+    path_or_id: str | os.PathLike[str], model_type: Any, download: dict[str, Any], options: dict[str, Any]
+) -> DraftHead:
+    if options:
+        raise ValueError(
+            f"Unknown option(s) {', '.join(sorted(options))}: {path_or_id} is a head of this library, which needs none."
+        )
+    # Not by AutoModel: it looks for an adapter too, and for that into the default cache and the network, whatever it is told.
+    kind = next((kind for kind in OWN if kind.config_class.model_type == model_type), None)
+    if kind is None:
+        raise ValueError(
+            f"The config of {path_or_id} says model_type={model_type!r}, and heads of this library are of none such."
+        )
+    head: DraftHead = kind.from_pretrained(path_or_id, **download)
+    return head
 
 
 def _with_options(layout: ModuleType, options: dict[str, Any]) -> Callable[..., DraftHead]:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers.utils import cached_file
+
+from ..heads.download import find, find_config
 
 # Weight files in the order in which they are looked for; an index names further files.
 WEIGHT_FILES = (
@@ -61,12 +62,11 @@ class Checkpoint:
 
         Raises:
             FileNotFoundError: if there is no config, or no weights.
+            OSError: if the repository is not there, may not be read, or cannot be reached.
             ValueError: if a weight file is a pickle that holds more than weights.
         """
-        config = _find(name_or_path, "config.json", download)
-        if config is None:
-            raise FileNotFoundError(f"There is no config.json in {name_or_path}, so it is no head that can be read.")
-        fields = json.loads(Path(config).read_text(encoding="utf-8"))
+        file, download = find_config(name_or_path, download)
+        fields = json.loads(Path(file).read_text(encoding="utf-8"))
         weights = _read_weights(name_or_path, download)
         # Old checkpoints hold the frequencies of their rotary positions, which the config gives.
         kept = {name: weight for name, weight in weights.items() if not name.endswith("rotary_emb.inv_freq")}
@@ -130,7 +130,7 @@ def load_exactly(head: nn.Module, weights: dict[str, Tensor], where: str) -> Non
 
 def _read_weights(name_or_path: str | os.PathLike[str], download: dict[str, Any]) -> dict[str, Tensor]:
     for name in WEIGHT_FILES:
-        file = _find(name_or_path, name, download)
+        file = find(name_or_path, name, download)
         if file is not None and name.endswith(INDEX):
             return _read_shards(name_or_path, file, download)
         if file is not None:
@@ -141,7 +141,7 @@ def _read_weights(name_or_path: str | os.PathLike[str], download: dict[str, Any]
 def _read_shards(name_or_path: str | os.PathLike[str], index: str, download: dict[str, Any]) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name in sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())):
-        file = _find(name_or_path, name, download)
+        file = find(name_or_path, name, download)
         if file is None:
             raise FileNotFoundError(f"The index of {name_or_path} names {name}, which is not there.")
         weights |= _read_file(file)
@@ -162,9 +162,3 @@ def _read_file(file: str) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
         raise ValueError(f"{file} holds something else than weights by name; save the head's `state_dict()`.")
     return weights
-
-
-def _find(name_or_path: str | os.PathLike[str], name: str, download: dict[str, Any]) -> str | None:
-    return cached_file(
-        name_or_path, name, **download, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_gated_repo=True
-    )

@@ -5,8 +5,11 @@ from __future__ import annotations
 from transformers import AutoConfig, AutoModel
 
 from .base import ConfidenceHead, DraftHead, HeadConfig
+from .card import make_card, write_card
 from .eagle import EagleConfig, EagleHead, EagleOutput
+from .facts import HeadFacts
 from .medusa import MedusaConfig, MedusaHeads, MedusaOutput
+from .results import MeasuredResults, TaskResult, TrainingRecord, load_records
 
 __all__ = [
     "ConfidenceHead",
@@ -15,9 +18,16 @@ __all__ = [
     "EagleHead",
     "EagleOutput",
     "HeadConfig",
+    "HeadFacts",
+    "MeasuredResults",
     "MedusaConfig",
     "MedusaHeads",
     "MedusaOutput",
+    "TaskResult",
+    "TrainingRecord",
+    "load_records",
+    "make_card",
+    "write_card",
 ]
 
 for _config, _model in ((EagleConfig, EagleHead), (MedusaConfig, MedusaHeads)):

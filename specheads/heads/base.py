@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from huggingface_hub import CommitInfo
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import cached_file
 
+from .download import DOWNLOAD_ARGUMENTS, find, find_config
+from .facts import HeadFacts
 from .provenance import check_target
+from .repository import push, write_beside
+from .results import MeasuredResults, TrainingRecord
 from .saving import write_weights, written_together
 from .target_parts import TargetParts
 
@@ -24,7 +28,6 @@ COMMON_FIELDS = {
     "_commit_hash", "_name_or_path", "attn_implementation", "experts_implementation", "model_type", "name_or_path",
     "num_labels", "output_attentions", "torch_dtype",
 }  # fmt: skip
-HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PUSH_ARGUMENTS = ("commit_message", "commit_description", "create_pr", "private", "revision", "tags", "token")
 EXTRA_FILE = "specheads/confidence.safetensors"
 
@@ -92,6 +95,10 @@ class HeadConfig(PreTrainedConfig):
     def target_shapes(self) -> dict[str, int]:
         """What a target must have for the head to fit: `hidden_size` and `vocab_size`."""
         raise NotImplementedError
+
+    def facts(self) -> HeadFacts:
+        """What the head is, in words for its model card."""
+        return HeadFacts("Draft head")
 
     def check_against(self, target: PreTrainedModel, tokenizer: Any = None, revision: str | None = None) -> TargetParts:
         """Checks that a target is the one that the head was made for; see `check_target`."""
@@ -181,12 +188,15 @@ class DraftHead(PreTrainedModel):
         """Loads a head as `PreTrainedModel.from_pretrained` does, with its arguments.
 
         Raises:
+            FileNotFoundError: if there is no config.
+            OSError: if the repository or the revision is not there, may not be read, or cannot be reached.
             ValueError: if a weight is missing, not known or of another shape; nothing is ever left at random.
         """
         wants_report = kwargs.pop("output_loading_info", False)
         kwargs["ignore_mismatched_sizes"] = True  # they are refused below, by name
+        _, where = find_config(name_or_path, {name: kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in kwargs})
+        kwargs |= where
         head, report = super().from_pretrained(name_or_path, *args, output_loading_info=True, **kwargs)
-        where = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
         missing = set(report["missing_keys"]) | head._load_separate_weights(name_or_path, where)
         misshapen = {f"{name} of shape {list(found)}, not {list(own)}" for name, found, own in report["mismatched_keys"]}
         _refuse_incomplete(cls.__name__, name_or_path, missing, set(report["unexpected_keys"]), misshapen)
@@ -200,12 +210,37 @@ class DraftHead(PreTrainedModel):
             ValueError: if the head's vocabulary does not fit together.
         """
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Saves the head as `PreTrainedModel.save_pretrained` does; the files appear in the folder when all are written."""
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        *args: Any,
+        results: MeasuredResults | None = None,
+        training: TrainingRecord | None = None,
+        with_custom_generate: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Saves the head as `PreTrainedModel.save_pretrained` does, with a model card beside it.
+
+        The files appear in the folder when all are written. A `README.md` of the user's own stays as it is, and so do results
+        and record that were saved for the same weights, if no others are given.
+
+        Args:
+            save_directory: The folder.
+            args: As for `PreTrainedModel.save_pretrained`.
+            results: What was measured of the head, for the card.
+            training: How the head was trained, for the card.
+            with_custom_generate: Also write a `custom_generate/generate.py`, for
+                `model.generate(custom_generate="user/head", trust_remote_code=True)`.
+            kwargs: As for `PreTrainedModel.save_pretrained`, `tags` for the card among them.
+
+        Raises:
+            ValueError: if the results were measured with other weights.
+        """
         if not kwargs.get("is_main_process", args[0] if args else True):
             return
-        pushes, repository = kwargs.pop("push_to_hub", False), kwargs.pop("repo_id", Path(save_directory).name)
+        pushes, repository = kwargs.pop("push_to_hub", False), kwargs.pop("repo_id", None)
         hub = {name: kwargs.pop(name) for name in PUSH_ARGUMENTS if name in kwargs}
+        beside: dict[str, Any] = {"results": results, "training": training, "with_custom_generate": with_custom_generate}
         weights = kwargs.pop("state_dict", None) or self.state_dict()
         separate = {name: weight for name, weight in weights.items() if name.startswith(self.separate_weights or ("\0",))}
         main = {name: weight for name, weight in weights.items() if name not in separate}
@@ -213,15 +248,36 @@ class DraftHead(PreTrainedModel):
             super().save_pretrained(folder, *args, state_dict=main, **kwargs)
             if separate:
                 write_weights(folder / EXTRA_FILE, separate)
+            write_beside(self, folder, Path(save_directory), repo_id=repository, tags=hub.get("tags") or (), **beside)
         if pushes:
-            self.push_to_hub(repository, **hub)
+            given = {name: value for name, value in beside.items() if value}
+            self.push_to_hub(repository or Path(save_directory).name, **hub, **given)
+
+    def push_to_hub(self, repo_id: str, **arguments: Any) -> CommitInfo:
+        """Saves the head into a repository of the Hub, which is made if it is not there: one commit.
+
+        Args:
+            repo_id: The repository, `"user/head"`.
+            arguments: As for `PreTrainedModel.push_to_hub`: `commit_message`, `commit_description`, `private`, `token`,
+                `revision`, `create_pr`, `max_shard_size`, `tags`; and `results`, `training`, `with_custom_generate` of
+                `save_pretrained`.
+
+        Returns:
+            What the Hub says of the commit.
+
+        Raises:
+            TypeError: if an argument is not known.
+            ValueError: if the results were measured with other weights.
+            HfHubHTTPError: if the Hub refuses.
+        """
+        return push(self, repo_id, **arguments)
 
     def _load_separate_weights(self, name_or_path: str | os.PathLike[str], where: dict[str, Any]) -> set[str]:
         """Loads the weights that have a file of their own; gives the names of those that are not there."""
         own = {name: weight for name, weight in self.state_dict().items() if name.startswith(self.separate_weights or ("\0",))}
         if not own:
             return set()
-        file = cached_file(name_or_path, EXTRA_FILE, **where, _raise_exceptions_for_missing_entries=False)
+        file = find(name_or_path, EXTRA_FILE, where)
         weights = load_file(file) if file is not None else {}
         with torch.no_grad():
             for name in own.keys() & weights.keys():

@@ -27,6 +27,7 @@ from transformers.utils import ModelOutput
 
 from . import vocabulary
 from .base import ConfidenceHead, DraftHead, HeadConfig
+from .facts import HeadFacts
 from .layers import (
     RMSNorm,
     RotaryEmbedding,
@@ -43,6 +44,12 @@ VERSIONS = (1, 2, 3)
 # Fields by version: others must keep their default.
 ONLY_VERSION_3 = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "target_hidden_size")
 ONLY_EARLIER = ("fc_bias", "add_para_norm", "logit_scale", "final_logit_softcapping")
+LITERATURE = {
+    1: "Li et al. 2024, EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty, arXiv 2401.15077",
+    2: "Li et al. 2024, EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees, arXiv 2406.16858",
+    3: "Li et al. 2025, EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test, "
+    "arXiv 2503.01840",
+}
 
 
 class EagleConfig(HeadConfig):
@@ -191,6 +198,19 @@ class EagleConfig(HeadConfig):
         fields["speculators_config"] = self.speculators_config or self._default_speculators_config()
         fields["transformer_layer_config"] = layer_fields(self.transformer_layer_config)
         return fields
+
+    def facts(self) -> HeadFacts:
+        """What the head is, in words for its model card."""
+        settings = self.speculators_config or self._default_speculators_config()
+        drafted = settings["proposal_methods"][0]["speculative_tokens"]
+        return HeadFacts(
+            kind=f"EAGLE-{self.eagle_version} draft head",
+            tags=(f"eagle{self.eagle_version}",),
+            literature=(LITERATURE[self.eagle_version or 3],),
+            vllm={"method": "eagle3", "num_speculative_tokens": drafted} if self.eagle_version == 3 else None,
+            engines="Engines read EAGLE-1 and 2 in the layout of EAGLE's own code, which "
+            '`specheads.export_head(head, folder, format="eagle")` writes.',
+        )
 
     def _settle_version(self) -> None:
         kind = self.speculators_model_type

@@ -21,9 +21,16 @@ from transformers.utils import ModelOutput
 
 from . import vocabulary
 from .base import ConfidenceHead, DraftHead, HeadConfig
+from .facts import HeadFacts
 from .provenance import describe_target
 from .sequential import DEPENDENCES, MarkovHead, ResidualBlocks, ZeroLinear
 from .target_parts import parts_of, transform_logits
+
+LITERATURE = {
+    "medusa": "Cai et al. 2024, Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, "
+    "arXiv 2401.10774",
+    "hydra": "Ankner et al. 2024, Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, arXiv 2402.05109",
+}
 
 
 class MedusaConfig(HeadConfig):
@@ -128,6 +135,18 @@ class MedusaConfig(HeadConfig):
             raise ValueError(
                 f"The heads read the hidden state {self.feature_layers}, and it must be the target's last, {count}."
             )
+
+    def facts(self) -> HeadFacts:
+        """What the heads are, in words for their model card."""
+        # vLLM would leave the others aside, and accept less.
+        is_plain = self.dependence == "none" and not self.output_bias and self.final_logit_softcapping is None
+        beside = "" if self.dependence == "none" else f" with {self.dependence.capitalize()} dependence"
+        return HeadFacts(
+            kind=f"{self.num_heads} Medusa draft heads{beside}",
+            tags=("medusa", *(("hydra",) if self.dependence == "hydra" else ())),
+            literature=tuple(LITERATURE[name] for name in ("medusa", self.dependence) if name in LITERATURE),
+            vllm={"method": "medusa", "num_speculative_tokens": self.num_heads} if is_plain else None,
+        )
 
     @property
     def own_vocab_size(self) -> int:

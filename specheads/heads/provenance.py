@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .revision import cached_revision
 from .target_parts import TargetParts, parts_of
 
 SAMPLES = 16  # values per weight
@@ -49,14 +50,14 @@ def describe_target(target: PreTrainedModel, tokenizer: Any = None, revision: st
     Args:
         target: The model.
         tokenizer: Its tokenizer, if at hand.
-        revision: The revision it was loaded at, if known.
+        revision: The revision it was loaded at; found in the cache of downloads if it is not given and is there.
     """
     parts = parts_of(target)
     return {
         "name_or_path": target.config._name_or_path or None,
         "architectures": target.config.architectures or [type(target).__name__],
         "model_type": parts.config.model_type,
-        "revision": revision or _revision(target),
+        "revision": revision or cached_revision(target),
         "weights_fingerprint": weights_fingerprint(target),
         "tokenizer_fingerprint": None if tokenizer is None else tokenizer_fingerprint(tokenizer),
         "chat_template_fingerprint": None if tokenizer is None else template_fingerprint(tokenizer),
@@ -97,7 +98,7 @@ def check_target(
         )
     if tokenizer is not None:
         _check_tokenizer(made_for, tokenizer)
-    _warn_of_other_weights(made_for, target, revision or _revision(target))
+    _warn_of_other_weights(made_for, target, revision)
     return parts
 
 
@@ -119,20 +120,17 @@ def _check_tokenizer(made_for: dict[str, Any], tokenizer: Any) -> None:
 def _warn_of_other_weights(made_for: dict[str, Any], target: PreTrainedModel, revision: str | None) -> None:
     expected, stated = made_for.get("weights_fingerprint"), made_for.get("revision")
     own = weights_fingerprint(target) if expected else None
-    # Where weights can be compared, they decide; a revision may change without them.
-    differ = own != expected if own and expected else bool(revision and stated and revision != stated)
-    if not differ:
+    if own and expected:  # where weights can be compared, they decide: a revision may change without them
+        if own == expected:
+            return
+        revision = revision or cached_revision(target)
+    elif not stated or (revision := revision or cached_revision(target)) in (None, stated):
         return
     warnings.warn(
         f"The head was made for {_named(made_for.get('name_or_path'), stated, expected)} and the target is "
         f"{_named(_name(target), revision, own)}: what is generated stays exact, but fewer drafts may be accepted.",
         stacklevel=4,
     )
-
-
-def _revision(target: PreTrainedModel) -> str | None:
-    """What older releases of transformers note in the config; newer ones do not."""
-    return getattr(target.config, "_commit_hash", None)
 
 
 def _named(name: str | None, revision: str | None, fingerprint: str | None) -> str:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
-from transformers.utils import cached_file
 
 from specheads.formats import export_head, import_head
 from specheads.heads import EagleHead, MedusaHeads
@@ -225,7 +224,8 @@ def test_what_goes_in_comes_out_bit_by_bit(format, tmp_path):
     head = import_head(made.save(tmp_path / "in", config, weights, file), target)
     export_head(head, tmp_path / "out", format)
     same(load_file(tmp_path / "out" / file), weights)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(["config.json", file])
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written - {"README.md"} == {"config.json", file}
     again = import_head(tmp_path / "out", target)
     same(again.state_dict(), head.state_dict())
     passing = {"_name_or_path": None}
@@ -264,21 +264,6 @@ def test_a_scaled_embedding_is_folded_where_the_layout_has_no_place_for_it(tmp_p
     assert again.config.embedding_multiplier == 1.0
     ids, hidden = torch.tensor([[3, 4]]), torch.randn(1, 2, made.H, dtype=torch.double)
     torch.testing.assert_close(again(ids, hidden).logits, head(ids, hidden).logits)
-
-
-def test_hub_arguments_reach_every_download(tmp_path, monkeypatch):
-    seen = []
-
-    def record(where, name, **arguments):
-        seen.append(arguments)
-        return cached_file(where, name, **arguments)
-
-    monkeypatch.setattr("specheads.formats.checkpoint.cached_file", record)
-    arguments = {"revision": "main", "token": "secret", "cache_dir": str(tmp_path), "local_files_only": True}
-    made.save(tmp_path / "inner", *made.eagle3())
-    import_head(tmp_path, made.target(), subfolder="inner", **arguments)
-    assert len(seen) > 1
-    assert all({**arguments, "subfolder": "inner"}.items() <= each.items() for each in seen)
 
 
 def test_sharded_weights(tmp_path):
