@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..heads import DraftHead, EagleHead, MedusaHeads
 from ..heads.target_parts import parts_of
+from ..heads.vocabulary import scatter_logits
 from ..processors import in_full_precision
 from ..tree import DraftTree
 from .base import Budget, DraftContext, Drafter
@@ -49,10 +50,16 @@ class HeadDrafter(Generic[Head]):
 
     def begin(self, context: DraftContext) -> None:
         """Makes what changes during the call."""
+        self.device = self.head.device
         self.processors = draft_processors(context)
+        ids = self.head.draft_ids
+        self.known = None if ids is None else ids.to(context.device)
+        # As long as no processor looks at ids, laws stay small; keyed noise goes by the target's ids.
+        stays_small = self.processors.is_impartial and context.config.sampling_noise != "keyed"
+        self.own_ids = self.known if stays_small else None
 
     def scores(self, context: DraftContext, lines: Sequence[int], drafted: Tensor, logits: Tensor) -> Tensor:
-        """The head's processed scores over the target's vocabulary.
+        """The head's processed scores.
 
         Args:
             context: The call.
@@ -61,10 +68,12 @@ class HeadDrafter(Generic[Head]):
             logits: `[R, V']` the head's.
 
         Returns:
-            `[R, V]`, -inf for tokens that the head does not know.
+            `[R, V']` over `own_ids`; `[R, V]` if there are none, -inf for tokens that the head does not know.
         """
-        scattered = in_full_precision(self.head.scatter(logits).to(context.device))
-        return self.processors([context.rows[line] for line in lines], drafted, scattered)
+        scores = in_full_precision(logits.to(context.device))
+        if self.own_ids is None and self.known is not None:
+            scores = scatter_logits(scores, self.known, context.vocab_size)
+        return self.processors([context.rows[line] for line in lines], drafted, scores)
 
     def is_mixed(self, context: DraftContext) -> bool:
         """Whether trees have sampled nodes beside the most probable ones: where the verification goes by their laws."""
@@ -84,6 +93,10 @@ class NodeValues:
 
     def __init__(self, root: Tensor):
         self.values = root[:, None]  # [B, 1 + m, ...]
+
+    def last(self) -> Tensor:
+        """The value `[B, 1, ...]` of the node that came last."""
+        return self.values[:, -1:]
 
     def of_parents(self, visible: Tensor) -> Tensor:
         """The values `[B, F, ...]` of new nodes' parents.

@@ -20,7 +20,7 @@ from ..heads import MedusaHeads
 from ..tree import NO_TOKEN, DraftTree, path_to
 from .base import Accepted, Budget, DraftContext
 from .best_first import Candidate, grow, is_single_path
-from .growth import grow_chain, grow_tree, within_depths
+from .growth import grow_chain, grow_tree, named, within_depths
 from .head import HeadDrafter, NodeValues, count_of
 from .recycling import TreeShape, filled_tree, level_order
 
@@ -68,12 +68,20 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
         assert accepted.features is not None
         nodes = [[0, *path][len(kept) - 1] for path, kept in zip(accepted.paths, accepted.tokens, strict=True)]
         index = torch.tensor(nodes, device=accepted.features.device)
-        self.hidden = accepted.features[torch.arange(len(nodes), device=index.device), index].to(self.head.device)
+        self.hidden = accepted.features[torch.arange(len(nodes), device=index.device), index].to(self.device)
 
     def keep_rows(self, lines: Sequence[int]) -> None:
         """Keeps the hidden states of the lines that go on."""
         if self.hidden is not None:
             self.hidden = self.hidden[torch.tensor(lines, device=self.hidden.device)]
+
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """The next head's logits `[B, V']` after a chain's next node (`DraftSource.follow`)."""
+        self.level += 1
+        path = self.paths.last().clone()
+        path[:, :, self.level] = self._known(tokens)[:, None]
+        self.paths.add(path)
+        return self._logits(path[:, :, : self.level + 1])[:, 0]
 
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
         """The next head's logits `[B, F, V']` after nodes of one level (`DraftSource.extend`)."""
@@ -112,11 +120,11 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens as the heads can read them, where they are: there may be padding that the target cannot say."""
-        return tokens.to(self.head.device).clamp(0, self.head.config.vocab_size - 1)
+        return tokens.to(self.device).clamp(0, self.head.config.vocab_size - 1)
 
     def _static_tree(self, context: DraftContext, budget: Budget, depth: int) -> DraftTree:
         """The most probable nodes by the heads' accuracies, filled level by level."""
-        shape = sparse_tree(_accuracies(self.head), budget.nodes, depth, context.vocab_size)
+        shape = sparse_tree(_accuracies(self.head), budget.nodes, depth, self.head.config.own_vocab_size)
         tokens = self.root
         for level in shape.levels:
             candidates = self._candidates(context, tokens, level)
@@ -139,7 +147,8 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
         drafted = paths[:, :, 1:].flatten(0, 1).to(context.device)
         scores = self.scores(context, lines, drafted, self._logits(paths).flatten(0, 1))
         best = scores.topk(max(level.ranks) + 1, dim=-1)
-        return best.indices.masked_fill(best.values == -torch.inf, NO_TOKEN).view(batch_size, count, -1).to(tokens.device)
+        best_tokens = named(self, best.indices).masked_fill(best.values == -torch.inf, NO_TOKEN)
+        return best_tokens.view(batch_size, count, -1).to(tokens.device)
 
 
 @dataclass(frozen=True)
