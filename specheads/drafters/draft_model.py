@@ -39,7 +39,7 @@ class DraftModelDrafter:
     """
 
     weighs_nodes = False
-    own_ids = None  # its scores are over the target's vocabulary
+    own_ids: Tensor | None = None  # its scores are over the target's vocabulary
 
     def __init__(self, model: PreTrainedModel, target: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None):
         if not model.can_generate():

@@ -21,7 +21,7 @@ from ..tree import DraftTree
 from .base import Accepted, Budget, DraftContext
 from .best_first import LEAST_VALUE, is_single_path
 from .dynamic import grow_dynamic
-from .growth import grow_chain, grow_tree, within_depths
+from .growth import grow_tree, within_depths
 from .head import HeadDrafter, NodeValues, count_of, node_limit
 from .head_runner import HeadRunner
 from .pairs import Pairs, PendingPairs
@@ -53,11 +53,11 @@ class EagleDrafter(HeadDrafter[EagleHead]):
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A sampled or most probable chain; or a tree, mixed where the verification goes by its laws, else dynamic."""
-        if budget.depth == 0:
+        if budget.depth == 0 or self.is_waiting():
             return self.nothing(context)
         logits = self._catch_up(context)
         if is_single_path(context, budget):
-            tree = grow_chain(self, context, logits, 0, budget.depth).tree
+            tree = self.chain(context, budget, logits, budget.depth)
         elif self.is_mixed(context):
             tree = grow_tree(self, context, logits, 0, budget.depth, budget.nodes).tree
         else:
@@ -111,4 +111,5 @@ class EagleDrafter(HeadDrafter[EagleHead]):
     def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The logits `[..., V']` and what the next step reads `[..., h]`."""
         output = self.head.read(hidden)
+        self.confidence = output.confidence
         return cast(Tensor, output.logits), cast(Tensor, output.hidden_states)

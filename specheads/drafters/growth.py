@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..tree import NO_TOKEN, DraftTree
 from .base import DraftContext
+from .prospects import Prospects
 
 
 class DraftSource(Protocol):
@@ -55,7 +56,9 @@ class Grown:
     slot_of: Tensor
 
 
-def grow_chain(source: DraftSource, context: DraftContext, logits: Tensor, seen: int, depth: int) -> Grown:
+def grow_chain(
+    source: DraftSource, context: DraftContext, logits: Tensor, seen: int, depth: int, prospects: Prospects | None = None
+) -> Grown:
     """One path per line, sampled or most probable.
 
     Args:
@@ -63,26 +66,33 @@ def grow_chain(source: DraftSource, context: DraftContext, logits: Tensor, seen:
         context: The call.
         logits: `[B, V']` at the root.
         seen: m, how many of the round's tokens the source has run on.
-        depth: The path's length.
+        depth: The path's length, at most.
+        prospects: Says where it ends; `None` for no sooner than at its full length.
     """
     lines = range(len(context.rows))
     drafted = torch.empty(len(lines), 0, dtype=torch.long, device=context.device)
     laws: list[Tensor] = []
     for level in range(depth):
         if level:
+            if prospects is not None and not prospects.goes_deeper():
+                break
             logits = source.follow(drafted[:, -1], seen + level - 1)
         scores = source.scores(context, lines, drafted, logits)
+        if prospects is not None and not prospects.take(scores):
+            break
         if samples(context):
             laws.append(scores.softmax(dim=-1))
             column = draw(context, laws[-1], lines, level)
         else:
             column = scores.argmax(dim=-1)
         drafted = torch.cat([drafted, named(source, column)[:, None]], dim=1)
-    slots = torch.arange(seen, seen + depth, device=context.device)
-    slots[-1] = -1
+    slots = torch.arange(seen, seen + drafted.shape[1], device=context.device)
+    slots[-1:] = -1
     keeps_laws = laws and context.weighs_proposals
     proposals = over_all_tokens(source, torch.stack(laws, dim=1), context.vocab_size) if keeps_laws else None
-    return Grown(DraftTree.chain(drafted, proposals), slots.expand(len(lines), -1))
+    tree = DraftTree.chain(drafted, proposals)
+    tree.expected = None if prospects is None else prospects.expected
+    return Grown(tree, slots.expand(len(lines), -1))
 
 
 def named(source: DraftSource, columns: Tensor) -> Tensor:
@@ -241,7 +251,7 @@ def _collect_laws(levels: Sequence[Level]) -> tuple[Tensor | None, Tensor | None
 
 
 def _without(law: Tensor, parents: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """The laws `[B, F, T]` without the columns of tokens that stand as point masses, and the probability `[B, F]` of what is left.
+    """The laws `[B, F, T]` without the columns of point masses, and the probability `[B, F]` of what is left.
 
     A law with nothing left stays as it was.
     """

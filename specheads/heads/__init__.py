@@ -5,7 +5,8 @@ from __future__ import annotations
 from transformers import AutoConfig, AutoModel
 
 from .base import ConfidenceHead, DraftHead, HeadConfig
-from .eagle import EagleConfig, EagleHead, EagleOutput
+from .eagle import EagleHead, EagleOutput
+from .eagle_config import EagleConfig
 from .medusa import MedusaConfig, MedusaHeads, MedusaOutput
 
 __all__ = [

@@ -28,7 +28,7 @@ from . import vocabulary
 from .base import ConfidenceHead, DraftHead
 from .eagle_config import EagleConfig
 from .layers import RMSNorm, RotaryEmbedding, attention_arguments, attention_input, build_layers, store_keys
-from .target_parts import parts_of, transform_logits
+from .target_parts import transform_logits
 
 
 @dataclass
