@@ -92,6 +92,7 @@ def timed(part: str) -> Callable[[Function], Function]:
 def begin(call: Call) -> None:
     """Tells the drafter that the prompt is in."""
     call.drafter.begin(call.context)
+    call.pacer.weighs_nodes = call.drafter.weighs_nodes
     call.context.prompt_features = None
 
 

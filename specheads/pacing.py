@@ -291,7 +291,7 @@ class Pacer:
         full = self._relative(lines, most)
         lasting = (self.ever_kept + PRIOR_ROUNDS) / (self.ever_hoped + PRIOR_ROUNDS)
         trust = (self.kept + PRIOR_ROUNDS * lasting) / (self.hoped + PRIOR_ROUNDS)
-        worth = MARGIN * self._yield() / trust
+        worth = budget.pass_worth = MARGIN * self._yield() / trust
         node_cost = max(0.0, (full - self._relative(lines, half)) / (most - half)) if half else 0.0
         budget.entry_cost = worth * max(0.0, full - 1 - most * node_cost)
         budget.node_cost = worth * node_cost

@@ -224,16 +224,15 @@ def forgotten_rollback(patch: pytest.MonkeyPatch) -> None:
 
 
 def positions_not_counted(patch: pytest.MonkeyPatch) -> None:
-    original = HeadRunner.advance
-    patch.setattr(
-        HeadRunner, "advance", lambda self, tokens, states, depths, visible: original(self, tokens, states, depths * 0, visible)
-    )
+    original = HeadRunner._open
+    patch.setattr(HeadRunner, "_open", lambda self, depths, size: original(self, depths * 0, size))
 
 
 def states_of_the_root(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         head_module.NodeValues, "of_parents", lambda self, visible: self.values[:, :1].expand(-1, visible.shape[1], -1).clone()
     )
+    patch.setattr(head_module.NodeValues, "last", lambda self: self.values[:, :1])
 
 
 def rows_that_left_in_the_way(patch: pytest.MonkeyPatch) -> None:
