@@ -171,7 +171,8 @@ def account(call: Call, laws: RoundLaws, verdict: Verdict, accepted: Accepted) -
     # Padding is accepted without being anything that was hoped for.
     drafted = [0 if line in laws.padded else depth for line, depth in enumerate(depths)]
     lengths = [0 if line in laws.padded else len(path) for line, path in enumerate(verdict.paths)]
-    call.pacer.observe(drafted, lengths, accepted.tree.expected, passed, call.stats.seconds["verify"])
+    seconds = call.stats.seconds["verify"]
+    call.pacer.observe(drafted, lengths, accepted.tree.expected, passed, seconds, accepted.tree.steps)
 
 
 def collect(call: Call, given: Pass, laws: RoundLaws, accepted: Accepted) -> None:

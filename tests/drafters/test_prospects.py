@@ -16,6 +16,7 @@ from specheads.drafters.medusa import MedusaDrafter
 from specheads.drafters.prospects import Prospects, top_probability
 from specheads.heads import DraftHead
 from specheads.pacing import Pacer
+from tests.tiny import with_head
 
 from ..heads import perfect
 
@@ -80,7 +81,7 @@ def drafted(target: PreTrainedModel, head: DraftHead, monkeypatch: pytest.Monkey
         Pacer, "budget", lambda self, context: Budget([min(5, context.room(0))], min(5, context.room(0)), **prices)
     )
     monkeypatch.setattr(Pacer, "observe", lambda self, *arguments: None)
-    specheads.enable(target, drafter=head)
+    with_head(target, head)
     out = target.generate(
         IDS, attention_mask=torch.ones_like(IDS), do_sample=False, max_new_tokens=25, return_dict_in_generate=True,
         speculative={"draft_tokens": 5, "per_step": True},
@@ -120,7 +121,7 @@ def test_only_chains_go_by_confidence_and_only_with_one(monkeypatch: pytest.Monk
         (MedusaHeads.from_target(target), None, False),
     ):
         pacers.clear()
-        specheads.enable(target, drafter=head)
+        with_head(target, head)
         target.generate(
             IDS, attention_mask=torch.ones_like(IDS), do_sample=False, max_new_tokens=6,
             speculative={"draft_tokens": 3, "tree_nodes": tree_nodes},

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-import specheads
 from specheads import EagleHead, MedusaHeads
 from specheads.heads import DraftHead
+from tests.tiny import with_head
 
 from .replay import ReplayNoise, branches
 from .whole_loop import distance, noise_of, target_and_draft
@@ -52,7 +52,7 @@ def random_head(target: PreTrainedModel, kind: str, seed: int = 3, **fields: Any
 def target_with_head(kind: str, vocab_size: int = 3, **fields: Any) -> PreTrainedModel:
     """An enabled target that drafts with a random head."""
     target, _ = target_and_draft(vocab_size)
-    return specheads.enable(target, drafter=random_head(target, kind, **fields))
+    return with_head(target, random_head(target, kind, **fields))
 
 
 def head_distance(scheme: str, setting: str, tokens: int = 4, **changes: Any) -> tuple[float, int]:

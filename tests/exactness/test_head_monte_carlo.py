@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 import specheads
 from specheads.drafters import growth
 
-from ..tiny import tiny
+from ..tiny import tiny, with_head
 from .head_loop import random_head
 from .test_monte_carlo import THRESHOLD, VOCAB, WARPED, argmax_draft, expected_law, p_value, sample
 
@@ -33,7 +33,7 @@ def p_of(name: str, seed: int) -> float:
     kind, fields, speculative, arguments = CASES[name]
     target: PreTrainedModel = tiny("llama", VOCAB, spread=0.35, eos_token_id=None)
     expected = expected_law(specheads.enable(target), 3, **arguments)
-    specheads.enable(target, drafter=random_head(target, kind, seed=7, **fields))
+    with_head(target, random_head(target, kind, seed=7, **fields))
     return p_value(sample(target, None, speculative, seed, SAMPLES, **arguments), expected)
 
 

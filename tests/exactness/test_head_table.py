@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-import specheads
-
-from ..tiny import tiny
+from ..tiny import tiny, with_head
 from .head_loop import BATCH, BATCH_MASK, KNOWN, SCHEMES, head_law, random_head
 from .replay import total_variation
 from .whole_loop import plain_law
@@ -67,7 +65,7 @@ def test_greedy(batch: int, penalty: float | None) -> None:
         kind, fields, speculative = SCHEMES[scheme]
         target = tiny("llama", 8, spread=0.3, eos_token_id=None)
         known = {"draft_tokens": [0, 2, 3, 5, 7]} if "draft_tokens" in fields else {}
-        specheads.enable(target, drafter=random_head(target, kind, **{**fields, **known}))
+        with_head(target, random_head(target, kind, **{**fields, **known}))
         ids = torch.tensor([[3, 4, 5, 6], [0, 0, 6, 3], [0, 7, 4, 4]])[:batch]
         accepted = 0
         for shift in range(4):
