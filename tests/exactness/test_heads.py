@@ -31,6 +31,19 @@ def test_one_row(scheme: str, setting: str) -> None:
     assert branches > 3
 
 
+@pytest.mark.parametrize("scheme", ["medusa mixed tree", "eagle 1 mixed tree"])
+def test_a_tree_with_more_nodes_than_there_are_tokens(scheme: str) -> None:
+    """Where warpers leave fewer tokens than a level has places, nothing hangs below the empty ones."""
+    kind, fields, _ = SCHEMES[scheme]
+    target = target_with_head(kind, **fields)
+    mask, speculative = torch.ones_like(PROMPT), {"adaptive": False, "draft_tokens": 2, "tree_nodes": 8}
+    law, branches = speculative_law(
+        target, PROMPT, 0, attention_mask=mask, speculative=speculative, max_new_tokens=4, **ALL_AT_ONCE
+    )
+    assert total_variation(law, plain_law(target, PROMPT, 0, mask, max_new_tokens=4, **ALL_AT_ONCE)) < 1e-9
+    assert branches > 3
+
+
 @pytest.mark.parametrize("row", [0, 2])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_three_rows(scheme: str, row: int) -> None:
