@@ -215,6 +215,8 @@ def children_of(
     # Where draft and target agree, a sampled child is accepted as often as the target says none of its siblings: what it
     # is worth depends on the law and not on the token.
     drawn_value = frontier.value.to(rest_mass.dtype) + rest_mass.log()
+    # Below a node that does not exist there is none either.
+    drawn = drawn.masked_fill(frontier.value == -torch.inf, NO_TOKEN)
     everyone = torch.arange(count, device=drawn.device).expand_as(drawn)
     # Sampled children come first among their siblings: the verifier asks in this order.
     return Level(

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specheads.drafters import growth
 from specheads.drafters.base import Budget
-from specheads.drafters.prospects import Prospects
 from specheads.pacing import Pacer
 
 from .head_loop import BATCH, BATCH_MASK, target_with_head
@@ -76,25 +75,7 @@ def look_then_drop(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(growth, "grow_chain", grow)
 
 
-def look_ahead(patch: pytest.MonkeyPatch) -> None:
-    """A token is left out because of what would follow it."""
-    patch.setattr(Prospects, "goes_deeper", lambda self: True)
-    grow = growth.grow_chain
-
-    def cut(source: Any, context: Any, logits: Tensor, seen: int, depth: int, prospects: Prospects) -> growth.Grown:
-        grown = grow(source, context, logits, seen, depth, prospects)
-        if grown.tree.size == 1 and depth == 2:  # the second was not worth it: then neither is the first
-            return growth.Grown(growth.DraftTree.empty(1, context.device), grown.slot_of[:, :0])
-        return grown
-
-    patch.setattr(growth, "grow_chain", cut)
-
-
-@pytest.mark.parametrize(
-    ("mutate", "kind"),
-    # Medusa's confidence does not depend on the drafted tokens, so that to look ahead is not to look at them.
-    [(look_then_drop, "medusa"), (look_then_drop, "eagle 3"), (look_ahead, "eagle 3")],
-)
-def test_the_replay_sees(mutate: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutate(monkeypatch)
+@pytest.mark.parametrize("kind", ["medusa", "eagle 3"])
+def test_the_replay_sees(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_then_drop(monkeypatch)
     assert distance(kind, monkeypatch)[0] > 1e-3

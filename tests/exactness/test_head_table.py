@@ -5,7 +5,7 @@
     T = 1, batch 1, no penalty; T = 0.7 with top-k; all at once in a batch of 3: `test_heads.py`
     T = 0.7 and 1, a vocabulary of 16, with top-p and penalty: `test_head_monte_carlo.py`
 
-The batch of three is padded on the left, and a neighbour of the row that is watched ends early.
+The batch of three is padded on the left, and its rows end at different times.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def test_replay(scheme: str, temperature: float, batch: int, penalty: float | No
     law, target, ends = head_law(scheme, ids, mask, watched, STREAM, **settings)
     assert total_variation(law, plain_law(target, ids, watched, mask, **settings)) < 1e-9
     if batch == 3:
-        others = [row[line] for row in ends for line in (0, 2)]
-        assert min(others) < 4 and max(others) == 4  # one ends early, one does not
+        assert any(len(set(lengths)) > 1 for lengths in ends)
 
 
 def test_the_listed_schemes_are_what_their_names_say() -> None:

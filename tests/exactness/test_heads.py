@@ -31,6 +31,17 @@ def test_one_row(scheme: str, setting: str) -> None:
     assert branches > 3
 
 
+@pytest.mark.parametrize("scheme", ["medusa mixed tree", "eagle 1 mixed tree"])
+def test_a_tree_with_more_nodes_than_there_are_tokens(scheme: str) -> None:
+    """Where warpers leave fewer tokens than a level has places, nothing hangs below the empty ones."""
+    kind, fields, _ = SCHEMES[scheme]
+    target = target_with_head(kind, **fields)
+    mask, speculative = torch.ones_like(PROMPT), {"adaptive": False, "draft_tokens": 2, "tree_nodes": 6}
+    arguments = {"max_new_tokens": 6, "top_k": 1, "repetition_penalty": 1.7}  # one text, so that there is one branch
+    law, _ = speculative_law(target, PROMPT, 0, attention_mask=mask, speculative=speculative, **arguments)
+    assert total_variation(law, plain_law(target, PROMPT, 0, mask, **arguments)) < 1e-9
+
+
 @pytest.mark.parametrize("row", [0, 2])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_three_rows(scheme: str, row: int) -> None:
