@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 from ..heads import EagleHead
 from ..tree import DraftTree
 from .base import Accepted, Budget, DraftContext
-from .best_first import LEAST_VALUE, is_single_path
+from .best_first import is_single_path
 from .dynamic import grow_dynamic
 from .growth import grow_tree, within_depths
-from .head import HeadDrafter, NodeValues, count_of, node_limit
+from .head import HeadDrafter, NodeValues, count_of
 from .head_runner import HeadRunner
 from .pairs import Pairs, PendingPairs
 
@@ -61,7 +61,7 @@ class EagleDrafter(HeadDrafter[EagleHead]):
         elif self.is_mixed(context):
             tree = grow_tree(self, context, logits, 0, budget.depth, budget.nodes).tree
         else:
-            tree = grow_dynamic(self, context, logits, 0, budget.depth, budget.nodes, node_limit(budget, LEAST_VALUE))
+            tree = grow_dynamic(self, context, logits, 0, budget.depth, budget.nodes, budget.node_cost)
         self.runner.commit([])
         return within_depths(tree, budget.depths)
 

@@ -204,8 +204,3 @@ def drafter_for(head: DraftHead, target: PreTrainedModel, tokenizer: Any = None)
     if isinstance(head, MedusaHeads):
         return MedusaDrafter(head, target, tokenizer)
     raise TypeError(f"There is no drafter for heads of the kind {type(head).__name__}.")
-
-
-def node_limit(budget: Budget, least: float) -> float:
-    """The least probability of a node that pays, by the budget's costs."""
-    return max(least, budget.node_cost)
