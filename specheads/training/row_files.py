@@ -18,8 +18,7 @@ from typing import Any
 
 from ..evaluation.prompts import InputError
 from .conversations import LENGTH
-
-PROVENANCE = "provenance.json"
+from .data_provenance import PROVENANCE
 
 
 class OutputError(OSError):
