@@ -10,7 +10,18 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-PACKAGES = ("specheads", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+PACKAGES = ("specheads", "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "trl")
+
+
+def run_provenance() -> dict[str, Any]:
+    """What one needs to run the same again: command, date, versions."""
+    return {
+        "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {package: _version(package) for package in PACKAGES},
+    }
 
 
 def provenance(model: Any) -> dict[str, Any]:
@@ -22,11 +33,7 @@ def provenance(model: Any) -> dict[str, Any]:
     import torch
 
     return {
-        "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "versions": {package: _version(package) for package in PACKAGES},
+        **run_provenance(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),

@@ -1,0 +1,1 @@
+"""Training draft heads, and making the data for it. Needs the extra `train`."""
