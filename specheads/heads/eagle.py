@@ -28,6 +28,7 @@ from transformers.utils import ModelOutput
 from . import vocabulary
 from .base import ConfidenceHead, DraftHead, HeadConfig
 from .layers import (
+    FEATURE_COUNT,
     RMSNorm,
     RotaryEmbedding,
     attention_arguments,
@@ -189,7 +190,10 @@ class EagleConfig(HeadConfig):
         fields = super().to_dict()
         fields["architectures"] = ["Eagle3Speculator" if self.eagle_version == 3 else "EagleSpeculator"]
         fields["speculators_config"] = self.speculators_config or self._default_speculators_config()
-        fields["transformer_layer_config"] = layer_fields(self.transformer_layer_config)
+        layer = layer_fields(self.transformer_layer_config)
+        if (count := len(self.feature_layers)) not in (0, 3):
+            layer[FEATURE_COUNT] = count  # vLLM looks for it here, and takes it for three where it is not said
+        fields["transformer_layer_config"] = layer
         return fields
 
     def _settle_version(self) -> None:

@@ -107,6 +107,12 @@ def test_speculators(tmp_path):
     assert head.config.feature_layers == USUAL
 
 
+def test_speculators_with_the_number_of_feature_layers(tmp_path):
+    config, weights = made.speculators()
+    config["transformer_layer_config"]["num_aux_hidden_states"] = len(USUAL)
+    assert import_head(made.save(tmp_path, config, weights), made.target()).config.feature_layers == USUAL
+
+
 def test_speculators_with_the_last_layer_listed(tmp_path):
     config, weights = made.speculators(eagle_aux_hidden_state_layer_ids=[*USUAL, made.LAYERS])
     assert import_head(made.save(tmp_path, config, weights), made.target()).config.feature_layers == USUAL
