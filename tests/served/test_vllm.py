@@ -179,7 +179,7 @@ def test_acceptance_is_ours(name: str, runs: Runs) -> None:
     print(name, own, other, runs.results[name]["accepted_per_position"], [len(text.accepted) for text in theirs])
     assert [text.tokens for text in ours] == [text.tokens for text in theirs] == runs.plain
     assert drafted_alike(ours, theirs, size) >= ALIKE
-    assert all(0.05 < share < 0.95 for share in own), "the comparison would tell nothing"
+    assert min(own) > 0 and max(own) < 0.95, "the comparison would tell nothing"
     assert other == pytest.approx(own, abs=SHARE)
 
 
