@@ -16,6 +16,7 @@ from specheads.heads import EagleHead, MedusaHeads
 
 PASSES = 3  # over each text: the first on the target's features, the others on the head's own hidden states
 IGNORED = -100
+SEED = 0
 
 
 class Texts:
@@ -72,6 +73,7 @@ def learn_eagle(target: PreTrainedModel, texts: Texts, steps: int, **fields: Any
         steps: How often.
         fields: Arguments of `EagleHead.from_target`.
     """
+    torch.manual_seed(SEED)
     head = EagleHead.from_target(target, **fields)
     features = texts.features(head.config.feature_layers)
     following = nn.functional.pad(texts.ids[:, 1:], (0, 1))
@@ -99,6 +101,7 @@ def learn_medusa(target: PreTrainedModel, texts: Texts, steps: int, **fields: An
         steps: How often.
         fields: Arguments of `MedusaHeads.from_target`.
     """
+    torch.manual_seed(SEED)
     heads = MedusaHeads.from_target(target, **fields)
     hidden = texts.states[-1]
     ids, rows = texts.output(target)
