@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from .base import HeadConfig
 from .facts import HeadFacts
-from .layers import build_layer_config, layer_config_from, layer_fields
+from .layers import FEATURE_COUNT, build_layer_config, layer_config_from, layer_fields
 from .provenance import describe_target
 from .target_parts import TargetParts, parts_of
 
@@ -40,7 +40,7 @@ class EagleConfig(HeadConfig):
         norm_before_fc: Whether the feature layers are normalised together before they are fused.
         fc_norm: Whether each of them is normalised on its own before.
         norm_output: Whether the head feeds its hidden state on after its final norm.
-        fc_bias: Whether the fusing layer of versions 1 and 2 has a bias.
+        fc_bias: Whether the fusing layer of versions 1 and 2 has a bias; vLLM leaves it out.
         add_para_norm: Whether versions 1 and 2 normalise embedding and hidden state before they are fused (HASS).
         own_embeddings: Whether the head has its own embedding table; else the target's.
         embed_requires_grad: Whether that table is trained.
@@ -60,7 +60,7 @@ class EagleConfig(HeadConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-    fc_bias: bool = True
+    fc_bias: bool = False
     add_para_norm: bool = False
     own_embeddings: bool = False
     embed_requires_grad: bool = False
@@ -171,7 +171,10 @@ class EagleConfig(HeadConfig):
         fields = super().to_dict()
         fields["architectures"] = ["Eagle3Speculator" if self.eagle_version == 3 else "EagleSpeculator"]
         fields["speculators_config"] = self.speculators_config or self._default_speculators_config()
-        fields["transformer_layer_config"] = layer_fields(self.transformer_layer_config)
+        layer = layer_fields(self.transformer_layer_config)
+        if (count := len(self.feature_layers)) not in (0, 3):
+            layer[FEATURE_COUNT] = count  # vLLM looks for it here, and takes it for three where it is not said
+        fields["transformer_layer_config"] = layer
         return fields
 
     def facts(self) -> HeadFacts:

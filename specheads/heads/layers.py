@@ -27,6 +27,8 @@ KINDS: dict[str, tuple[type, type]] = {
     "llama": (LlamaConfig, LlamaDecoderLayer),
     "qwen3": (Qwen3Config, Qwen3DecoderLayer),
 }
+# What a file says of the number of feature layers; the config of the head itself has it otherwise.
+FEATURE_COUNT = "num_aux_hidden_states"
 # Both kinds have the same normalisation and the same rotary positions.
 RMSNorm = LlamaRMSNorm
 RotaryEmbedding = LlamaRotaryEmbedding
@@ -77,7 +79,8 @@ def build_layer_config(fields: dict[str, Any]) -> LlamaConfig | Qwen3Config:
         raise ValueError(f"Heads have layers of the kinds {', '.join(KINDS)}, got {kind!r}.")
     # Files have the rotary positions under their old names too, for older engines.
     mirrored = ("rope_theta", "rope_scaling") if fields.get("rope_parameters") else ()
-    left_out = {"model_type", "transformers_version", *mirrored, *(name for name, value in fields.items() if value is None)}
+    absent = {name for name, value in fields.items() if value is None}
+    left_out = {"model_type", "transformers_version", FEATURE_COUNT, *mirrored, *absent}
     left_out -= {"bos_token_id", "eos_token_id"}
     config = KINDS[kind][0](**{name: value for name, value in fields.items() if name not in left_out})
     _refuse_other_attention(config)
