@@ -293,10 +293,18 @@ class Walk:
         """At the roots themselves (see `Evaluation.open` for the arguments)."""
         sampling = deployment.sampling
         target = TargetLaws.of(scores if sampling.is_greedy else sampling.warp(scores), vocabulary.ids)
-        table = [torch.zeros(len(roots), depth, dtype=scores.dtype, device=scores.device) for _ in range(3)]
-        deployed = roots.deployed.to(scores.device)
-        one = torch.ones_like(table[0][:, 0])
-        return cls(deployment, target, choices, deployed, torch.zeros_like(table[0], dtype=torch.bool), *table, one)
+        nothing = torch.zeros(len(roots), depth, dtype=scores.dtype, device=scores.device)
+        return cls(
+            deployment,
+            target,
+            choices,
+            deployed=roots.deployed.to(scores.device),
+            trained=nothing.bool(),
+            acceptance=nothing.clone(),
+            accepted=nothing.clone(),
+            reached=nothing.clone(),
+            likelihood=torch.ones_like(nothing[:, 0]),
+        )
 
     def add(self, depth: int, chosen: Tensor, at: Tensor, logits: Tensor, tokens: Tensor) -> None:
         """One depth further (see `Evaluation.add` for the arguments)."""

@@ -1,7 +1,8 @@
 """One training step: a batch of texts to a loss, whatever the head.
 
 The sum of losses and the number of trained tokens are kept apart: what is divided by what is for the trainer, who knows all the
-batches of an optimiser's step. So the loss depends on neither padding, nor how a batch is split, nor how many processes share it.
+batches of an optimiser's step. So the loss depends on neither padding, nor how a batch is split, nor how many processes work
+on it.
 
 Shapes: B rows, T tokens, R roots, K depths, V the target's vocabulary, D the draft's.
 """
@@ -76,7 +77,7 @@ class TrainingSettings:
         if self.sampling.is_greedy:
             raise ValueError(
                 "A target that is served greedily has no law to learn from; train with a temperature above 0, or with "
-                '`cross_entropy` on greedy text, and measure with `Deployment(Sampling(temperature=0))`.'
+                "`cross_entropy` on greedy text, and measure with `Deployment(Sampling(temperature=0))`."
             )
 
 
@@ -113,7 +114,7 @@ class DraftTraining(nn.Module):
         kind = next((kind for kind in DRAFTS if isinstance(head, kind)), None)
         if kind is None:
             raise TypeError(f"Heads of the kind {type(head).__name__} are not trained here.")
-        DRAFTS[kind].check_depth(head, settings.depth)  # type: ignore[arg-type]
+        DRAFTS[kind].check_depth(head, settings.depth)
         head.bind(teacher.target)
         layers = head.config.feature_layers or [parts_of(teacher.target).layers]
         if teacher.feature_layers != layers:
@@ -289,8 +290,8 @@ class _Found:
 
     @classmethod
     def nothing(cls, roots: int, depth: int, like: Tensor) -> _Found:
-        tables = [torch.zeros(roots, depth, dtype=like.dtype, device=like.device) for _ in range(3)]
-        return cls(*tables, torch.zeros_like(tables[0], dtype=torch.bool))
+        nothing = torch.zeros(roots, depth, dtype=like.dtype, device=like.device)
+        return cls(nothing, nothing.clone(), nothing.clone(), nothing.bool())
 
     @torch.no_grad()
     def note(self, step: _Step, laws: Laws, loss: Tensor) -> None:

@@ -54,7 +54,9 @@ def test_chances_are_those_of_walking(pieces: list[int]) -> None:
         if not bool(roots.deployed[root]):
             expected.append(0.0)
         elif begun[root]:
-            end = next((r for r in range(root, len(roots)) if r > root and (begun[r] or not bool(roots.deployed[r]))), len(roots))
+            end = next(
+                (r for r in range(root, len(roots)) if r > root and (begun[r] or not bool(roots.deployed[r]))), len(roots)
+            )
             expected += walked(roots.depths[root:end].tolist(), reached[root:end].tolist())
     assert found == pytest.approx(expected)
 

@@ -12,7 +12,6 @@ import specheads
 from specheads import EagleHead, MedusaHeads
 from specheads.drafters.eagle import EagleDrafter
 from specheads.drafters.medusa import MedusaDrafter
-from specheads.training import unroll as unroll_module
 from specheads.training import masks
 from specheads.training import unroll as unroll_module
 from specheads.training.medusa_step import MedusaDrafts

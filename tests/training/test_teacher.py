@@ -52,9 +52,7 @@ def assert_same_as_alone(target: Any, batch: TrainingBatch, places: list[tuple[i
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("family", "left"), [*((family, False) for family in PADDED), *((family, True) for family in PACKED)]
-)
+@pytest.mark.parametrize(("family", "left"), [*((family, False) for family in PADDED), *((family, True) for family in PACKED)])
 def test_padded_rows(family: str, left: bool) -> None:
     width = max(map(len, TEXTS)) + 2
     starts = [width - len(text) if left else 0 for text in TEXTS]

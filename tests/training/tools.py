@@ -48,7 +48,9 @@ def training_of(head: DraftHead, target: PreTrainedModel, depth: int = DEPTH, **
     return DraftTraining(head, Teacher(target, head.config.feature_layers), TrainingSettings(depth, **settings))
 
 
-def batch_of(texts: Sequence[Sequence[int]], prompts: Sequence[int], width: int | None = None, left: bool = False) -> TrainingBatch:
+def batch_of(
+    texts: Sequence[Sequence[int]], prompts: Sequence[int], width: int | None = None, left: bool = False
+) -> TrainingBatch:
     """Texts as rows, padded to a width on one side; the first tokens of each are the prompt's."""
     width = width or max(map(len, texts))
 
