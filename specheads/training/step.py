@@ -33,8 +33,9 @@ from .weights import DepthWeights
 
 # How heads draft in training, by kind.
 DRAFTS: dict[type[DraftHead], type[EagleDrafts] | type[MedusaDrafts]] = {EagleHead: EagleDrafts, MedusaHeads: MedusaDrafts}
-# How many logits a chunk has, all depths together, unless said otherwise. On a CPU few stay in its caches.
-CHUNK_LOGITS = {"cpu": 2**22}
+# How many logits a chunk has, all depths together, unless said otherwise. Fewer mean that the output layer's gradient, as large
+# as the layer, is summed up more often.
+CHUNK_LOGITS = {"cpu": 2**24}
 OTHER_CHUNK_LOGITS = 2**26
 
 
@@ -214,17 +215,14 @@ class DraftTraining(nn.Module):
 
     def _steps(self, plan: _Plan, roots: Roots, chunk: slice, states: Tensor, places: Tensor) -> Iterator[_Step]:
         """What the head says at each depth of a chunk, for the roots that are trained so deep."""
-        for depth in range(self.settings.depth):
-            chosen = (roots.depths > depth).nonzero()[:, 0]
-            if not len(chosen):
-                return
-            device = states.device
-            own = states if len(chosen) == len(roots) else states[:, chosen.to(device)]
-            output = plan.drafts.read(own, depth, (chosen + chunk.start).to(device))
+        device, columns = states.device, plan.batch.input_ids.shape[1]
+        by_depth = [(roots.depths > depth).nonzero()[:, 0] for depth in range(int(roots.depths.max()))]
+        numbers = torch.arange(chunk.start, chunk.stop, device=device)
+        outputs = plan.drafts.read(states, numbers, [chosen.to(device) for chosen in by_depth])
+        for depth, (chosen, output) in enumerate(zip(by_depth, outputs, strict=True)):
             some = roots.only(chosen)
             tokens = plan.batch.input_ids[some.rows.to(device), (some.places + depth + 1).to(device)]
-            at = torch.searchsorted(places, some.flat(plan.batch.input_ids.shape[1]) + depth)
-            yield _Step(depth, chosen, at, output, tokens)
+            yield _Step(depth, chosen, torch.searchsorted(places, some.flat(columns) + depth), output, tokens)
 
     def _target_scores(self, plan: _Plan, roots: Roots) -> tuple[Tensor, Tensor]:
         """The target's logits `[U, V]` that judge some roots' drafts, and of which places `[U]` of the flattened batch."""
