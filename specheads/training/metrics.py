@@ -199,6 +199,14 @@ class Evaluation:
         """For each depth, how often the draft's first, second, ... token was the target's (`MedusaConfig.head_accuracies`)."""
         return [_shares(row.double(), row.sum().expand(RANKS + 1).double())[:RANKS] for row in self.ranks]
 
+    def include(self, other: Evaluation) -> None:
+        """Adds what another one has measured for the same deployments, in another process for instance."""
+        for name, sums in self.sums.items():
+            sums.values += other.sums[name].values
+            sums.rounds += other.sums[name].rounds
+            sums.replies += other.sums[name].replies
+        self.ranks += other.ranks
+
     def start(self, columns: int) -> None:
         """Begins a batch of rows with that many tokens."""
         self._starts = {name: RoundStarts(columns) for name in self.deployments}
@@ -252,6 +260,7 @@ class Evaluation:
                 if begins is not None:
                     sums.replies[-1][0] += 1
                     sums.replies[-1][1] += chance
+        self._walks = {}
 
 
 @dataclass

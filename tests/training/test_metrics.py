@@ -184,6 +184,18 @@ def test_packed_texts_measure_the_same() -> None:
     torch.testing.assert_close(apart.values, together.values)
 
 
+def test_measurements_add_up() -> None:
+    target, head = setting("medusa", spread=0.3)
+    texts, prompts = random_texts(5)
+    whole = evaluated(target, head, batch_of(texts, prompts), Deployment())
+    parts = evaluated(target, head, batch_of(texts[:2], prompts[:2]), Deployment())
+    parts.include(evaluated(target, head, batch_of(texts[2:], prompts[2:]), Deployment()))
+    assert parts.sums[""].mean_acceptance_length == pytest.approx(whole.sums[""].mean_acceptance_length)
+    assert parts.sums[""].conditional_acceptance == pytest.approx(whole.sums[""].conditional_acceptance)
+    assert parts.sums[""].acceptance_at_position == pytest.approx(whole.sums[""].acceptance_at_position)
+    assert torch.equal(parts.ranks, whole.ranks)
+
+
 def test_text_that_the_settings_exclude_gives_numbers() -> None:
     target, head = setting("eagle 3, own vocabulary", spread=0.3)
     batch = batch_of(*random_texts(4))
