@@ -135,6 +135,7 @@ def test_the_quota_holds(tmp_path: Path) -> None:
     assert len(FeatureStore(tmp_path)) == store.texts_done > 0
 
 
+@pytest.mark.filterwarnings("ignore:The head was made for")
 def test_texts_whose_states_do_not_fit_the_precision_are_left_out(tmp_path: Path) -> None:
     teacher, head = teacher_for("medusa")
     teacher.most_bad = 0.1

@@ -110,6 +110,7 @@ def broken(target: Any, row: int) -> TrainingBatch:
     return batch
 
 
+@pytest.mark.filterwarnings("ignore:The head was made for")
 @pytest.mark.parametrize("name", ["eagle 3", "medusa"])
 def test_texts_with_states_that_are_not_finite_are_skipped_and_counted(name: str) -> None:
     target = tiny("llama", tie_word_embeddings=False)
