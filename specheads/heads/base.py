@@ -295,15 +295,19 @@ class ConfidenceHead(nn.Module):
 
     Args:
         size: h, what it reads.
+
+    Attributes:
+        trains_trunk: Whether its gradient goes on into what it reads. By default drafts do not suffer for being foretold.
     """
 
     def __init__(self, size: int):
         super().__init__()
         self.proj = nn.Linear(size, 1)
+        self.trains_trunk = False
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits `[...]` of acceptance from hidden states `[..., h]`."""
-        return self.proj(hidden)[..., 0]
+        return self.proj(hidden if self.trains_trunk else hidden.detach())[..., 0]
 
 
 def _refuse_incomplete(name: str, where: Any, missing: set[str], unexpected: set[str], misshapen: set[str]) -> None:

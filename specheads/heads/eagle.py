@@ -263,6 +263,10 @@ class EagleHead(vocabulary.DraftVocabulary, DraftHead):
         logits = transform_logits(logits, self.config.logit_scale, self.config.final_logit_softcapping)
         return EagleOutput(logits, hidden, confidence)
 
+    def feed(self, hidden: Tensor) -> Tensor:
+        """What the next step reads `[..., h]` after the hidden states `[..., h]` of `advance`: `read` without the logits."""
+        return self.norm(hidden) if self.config.norm_output else hidden
+
     def _store_draft_ids(self, ids: Tensor) -> None:
         self.d2t.copy_(vocabulary.offsets_from_ids(ids))
         self.t2d.copy_(vocabulary.known_tokens(ids, self.config.vocab_size))

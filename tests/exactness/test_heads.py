@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specheads.drafters import eagle, growth, medusa
+from specheads.drafters import head as head_drafters
 from specheads.drafters.head import HeadDrafter
 from specheads.processors import ScoreProcessors
 from specheads.tree import DraftTree
@@ -112,20 +113,20 @@ def argmax_draft(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(growth, "draw", lambda context, law, lines, depth: law.argmax(dim=-1))
 
 
-def laws_of_the_position_before(module: Any) -> Patch:
+def laws_of_the_position_before(patch: pytest.MonkeyPatch) -> None:
     def shifted(tree: DraftTree) -> DraftTree:
         return tree if tree.proposals is None else replace(tree, proposals=tree.proposals.roll(1, dims=1))
 
-    return lambda patch: _changed(patch, module, "grow_chain", shifted)
+    _changed(patch, head_drafters, "grow_chain", shifted)
 
 
-def laws_before_the_processors(module: Any) -> Patch:
+def laws_before_the_processors(patch: pytest.MonkeyPatch) -> None:
     def raw(tree: DraftTree) -> DraftTree:
         if tree.proposals is None:
             return tree
         return replace(tree, proposals=(tree.proposals + 0.2) / (tree.proposals + 0.2).sum(dim=-1, keepdim=True))
 
-    return lambda patch: _changed(patch, module, "grow_chain", raw)
+    _changed(patch, head_drafters, "grow_chain", raw)
 
 
 def ratios_for_point_masses(module: Any, grower: str) -> Patch:
@@ -195,9 +196,9 @@ MUTANTS: dict[str, tuple[Patch, str, str]] = {
     "own ids in a mixed tree": (own_ids_for_the_targets, "eagle 3 mixed tree", "plain"),
     "argmax draft, Medusa": (argmax_draft, "medusa chain", "plain"),
     "argmax draft, EAGLE-1": (argmax_draft, "eagle 1 chain", "plain"),
-    "laws of the position before, Medusa": (laws_of_the_position_before(medusa), "medusa chain", "plain"),
-    "laws of the position before, EAGLE": (laws_of_the_position_before(eagle), "eagle 1 chain", "plain"),
-    "laws before the processors": (laws_before_the_processors(eagle), "eagle 3 chain", "warped"),
+    "laws of the position before, Medusa": (laws_of_the_position_before, "medusa chain", "plain"),
+    "laws of the position before, EAGLE": (laws_of_the_position_before, "eagle 1 chain", "plain"),
+    "laws before the processors": (laws_before_the_processors, "eagle 3 chain", "warped"),
     "ratios in a static tree": (ratios_for_point_masses(medusa, "filled_tree"), "medusa static tree", "plain"),
     "ratios in a dynamic tree": (ratios_for_point_masses(eagle, "grow_dynamic"), "eagle 3 dynamic tree", "plain"),
     "laws with the siblings": (laws_with_the_siblings, "medusa mixed tree", "plain"),
