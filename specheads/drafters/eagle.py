@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..few_rows import fills_passes
 from ..heads import EagleHead
 from ..tree import DraftTree
 from .base import Accepted, Budget, DraftContext
@@ -47,6 +48,7 @@ class EagleDrafter(HeadDrafter[EagleHead]):
         most = max(context.sequences.remaining(row) for row in context.rows) + (0 if pairs is None else max(pairs.counts))
         self.runner = HeadRunner(self.head, batch_size, most + config.draft_tokens + (config.tree_nodes or 0))
         self.pending = PendingPairs(batch_size)
+        self.fills = fills_passes(self.head)
         if pairs is not None and config.draft_tokens:
             for chunk in pairs.split(PROMPT_CHUNK):
                 self.runner.remember(chunk.tokens.to(self.device), self._fused(chunk), chunk.counts)
@@ -91,13 +93,13 @@ class EagleDrafter(HeadDrafter[EagleHead]):
 
     def _catch_up(self, context: DraftContext) -> Tensor:
         """Feeds what the head has not seen. Returns the logits `[B, V']` after each row's last token."""
-        pairs = self.pending.together()
+        pairs = self.pending.together(self.fills)
         self.pending = PendingPairs(len(pairs.counts))
         tokens, states = pairs.tokens.to(self.device), self._fused(pairs)
         before = [count - 1 for count in pairs.counts]
         # Of all but the last pair nothing but keys and values is read; and single rows make quick products.
         if max(before):
-            self.runner.remember(tokens[:, :-1], states[:, :-1], before)
+            self.runner.remember(tokens, states, before)
         line, last = torch.arange(len(before), device=self.device), torch.tensor(before, device=self.device)
         logits, own = self._read(self.runner.follow(tokens[line, last, None], states[line, last, None], 0)[:, 0])
         self.runner.commit([1] * len(before))

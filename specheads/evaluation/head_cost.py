@@ -69,7 +69,7 @@ def head_cost(target: PreTrainedModel, head: DraftHead, draft_tokens: int, cycle
         cycles: How often each kind of draft is timed.
         **arguments: Of `generate`, for sampling.
     """
-    drafter = StopwatchDrafter(load_drafter(head, target), target, draft_tokens)
+    drafter = StopwatchDrafter(load_drafter(head, target, with_suffix=False), target, draft_tokens)
     enable(target, drafter=drafter)
     ids = torch.randint(3, target.config.get_text_config(decoder=True).vocab_size, (1, PROMPT_TOKENS), device=target.device)
     rounds = (cycles + WARM_UP) * 2 * sum(LAGS)
