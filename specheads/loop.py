@@ -92,6 +92,7 @@ def timed(part: str) -> Callable[[Function], Function]:
 def begin(call: Call) -> None:
     """Tells the drafter that the prompt is in."""
     call.drafter.begin(call.context)
+    call.pacer.weighs_nodes = call.drafter.weighs_nodes
     call.context.prompt_features = None
 
 
@@ -170,7 +171,8 @@ def account(call: Call, laws: RoundLaws, verdict: Verdict, accepted: Accepted) -
     # Padding is accepted without being anything that was hoped for.
     drafted = [0 if line in laws.padded else depth for line, depth in enumerate(depths)]
     lengths = [0 if line in laws.padded else len(path) for line, path in enumerate(verdict.paths)]
-    call.pacer.observe(drafted, lengths, accepted.tree.expected, passed, call.stats.seconds["verify"])
+    seconds = call.stats.seconds["verify"]
+    call.pacer.observe(drafted, lengths, accepted.tree.expected, passed, seconds, accepted.tree.steps)
 
 
 def collect(call: Call, given: Pass, laws: RoundLaws, accepted: Accepted) -> None:

@@ -240,7 +240,13 @@ class Pacer:
         return budget
 
     def observe(
-        self, depths: list[int], accepted: list[int], expected: float | None, tokens: int, verify_seconds: float
+        self,
+        depths: list[int],
+        accepted: list[int],
+        expected: float | None,
+        tokens: int,
+        verify_seconds: float,
+        steps: int | None = None,
     ) -> None:
         """Learns from a round.
 
@@ -250,6 +256,7 @@ class Pacer:
             expected: How many the drafter thought would be accepted, over all lines; `None` if it does not know.
             tokens: The tokens of the target's pass, 0 for the pass over the prompt.
             verify_seconds: All time spent on passes and verification so far.
+            steps: How many levels the drafter took a step for; `None` for those of the longest path.
         """
         lines, duration = len(depths), verify_seconds - self.verify_seconds
         self.verify_seconds = verify_seconds
@@ -257,7 +264,7 @@ class Pacer:
             columns = tokens // lines
             if self.uses_clock:
                 self.cost.observe(lines, columns, duration)
-            self._settle(lines, columns, max(depths), accepted)
+            self._settle(lines, columns, max(depths) if steps is None else steps, accepted)
         self._trust(expected, sum(accepted))
         if len(self.rows) != lines:  # nothing was asked for: the prompt's pass
             return
@@ -266,9 +273,9 @@ class Pacer:
         counted = [max(depth, min(asked, widest)) for depth, asked in zip(depths, self.depths, strict=True)]
         self.acceptance.observe(self.rows, counted, accepted)
 
-    def _settle(self, lines: int, columns: int, depth: int, accepted: list[int]) -> None:
+    def _settle(self, lines: int, columns: int, steps: int, accepted: list[int]) -> None:
         """Books what a round cost and brought, in plain passes."""
-        extra = self._relative(lines, columns - 1) - 1 + depth * self.step_cost
+        extra = self._relative(lines, columns - 1) - 1 + steps * self.step_cost
         brought = self._advance(accepted)
         self.balance = min(MOST_SAVED, self.balance + INCOME + brought - extra)
         self.emitted = YIELD_MEMORY * self.emitted + 1 + brought
@@ -291,7 +298,7 @@ class Pacer:
         full = self._relative(lines, most)
         lasting = (self.ever_kept + PRIOR_ROUNDS) / (self.ever_hoped + PRIOR_ROUNDS)
         trust = (self.kept + PRIOR_ROUNDS * lasting) / (self.hoped + PRIOR_ROUNDS)
-        worth = MARGIN * self._yield() / trust
+        worth = budget.pass_worth = MARGIN * self._yield() / trust
         node_cost = max(0.0, (full - self._relative(lines, half)) / (most - half)) if half else 0.0
         budget.entry_cost = worth * max(0.0, full - 1 - most * node_cost)
         budget.node_cost = worth * node_cost

@@ -48,6 +48,9 @@ POINTWISE = _classes(
     "SuppressTokensLogitsProcessor",
 )
 
+# Of these, the ones that take all tokens alike: a part of the vocabulary can go through them alone.
+IMPARTIAL = POINTWISE - _classes("SuppressTokensLogitsProcessor")
+
 PREFIX = _classes(
     "MinLengthLogitsProcessor",
     "MinNewTokensLengthLogitsProcessor",
@@ -113,6 +116,7 @@ class ScoreProcessors:
         self.sequences = sequences
         self.is_sequential = not all(map(is_stateless, processors))
         self.is_pointwise = all(type(processor) in POINTWISE for processor in processors)
+        self.is_impartial = all(type(processor) in IMPARTIAL for processor in processors)
         self.is_empty = len(processors) == 0
 
     def __call__(self, rows: Sequence[int], drafted: Tensor, scores: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ class DraftTree:
             is a function of what is committed, or whose law is not known. `None` if every node is a point mass.
         is_chain: Whether node n's parent is node n - 1 in every row.
         expected: How many tokens the drafter thinks will be accepted, over all rows; `None` if it does not know.
+        steps: How many levels of it took a step that costs (`Drafter.step_cost`); `None` for all of them.
     """
 
     tokens: Tensor
@@ -41,6 +42,7 @@ class DraftTree:
     proposal_of: Tensor | None = None
     is_chain: bool = False
     expected: float | None = None
+    steps: int | None = None
 
     @classmethod
     def empty(cls, batch_size: int, device: torch.device) -> DraftTree:
@@ -69,7 +71,7 @@ class DraftTree:
             return cls.chain(torch.tensor(tokens, dtype=torch.long, device=device).view(len(rows), size))
         parents = [[*parents, *[0] * (size - len(parents))] for _, parents in rows]
         both = torch.tensor([tokens, parents], dtype=torch.long, device=device)
-        return cls(both[0], both[1], depth=max(_depth(parents) for _, parents in rows))
+        return cls(both[0], both[1], depth=max(longest_path(parents) for _, parents in rows))
 
     def check(self, batch_size: int, vocab_size: int, takes_trees: bool) -> None:
         """Checks a tree from a drafter that is not this library's own; it waits for the device.
@@ -97,7 +99,7 @@ class DraftTree:
             ),
             "the target takes chains only": lambda: not (takes_trees or self.is_chain),
             "`depth` must be the length of the longest path": lambda: (
-                max(map(_depth, self.parents.tolist())) > self.depth
+                max(map(longest_path, self.parents.tolist())) > self.depth
             ),
             "`proposals` must be laws [B, M, V], and `proposal_of` say which of them a node was drawn from": lambda: (
                 not self._has_laws(vocab_size)
@@ -161,7 +163,8 @@ class DraftTree:
         return depths.masked_fill(absent, 0)
 
 
-def _depth(parents: Sequence[int]) -> int:
+def longest_path(parents: Sequence[int]) -> int:
+    """The length of the longest path of nodes with these parents."""
     depths = [0]
     for parent in parents:
         depths.append(depths[parent] + 1)

@@ -11,6 +11,8 @@ import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import specheads
+
 SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -516,3 +518,8 @@ def perturbed(model: PreTrainedModel, amount: float = 0.03, seed: int = 1) -> Pr
             if parameter.dim() > 1:
                 parameter += amount * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     return near
+
+
+def with_head(target: PreTrainedModel, head: Any) -> PreTrainedModel:
+    """A target that drafts with a head alone, without copies of earlier text."""
+    return specheads.enable(target, drafter=specheads.load_drafter(head, target, with_suffix=False))

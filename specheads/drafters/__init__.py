@@ -17,7 +17,12 @@ ATTRIBUTES = ("step_cost", "weighs_nodes")
 
 
 def load_drafter(
-    spec: Any, target: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None, **options: Any
+    spec: Any,
+    target: PreTrainedModel,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
+    with_suffix: bool = True,
+    **options: Any,
 ) -> Drafter:
     """Makes a drafter for a target.
 
@@ -28,6 +33,7 @@ def load_drafter(
         tokenizer: The target's tokenizer; needed for a draft model whose vocabulary is padded to another size. A head's is
             compared with it.
         assistant_tokenizer: That draft model's tokenizer.
+        with_suffix: Whether a head's drafts give way to copies of earlier text where those promise more.
         options: How a head is found and read: `revision`, `token`, `cache_dir` and the others of `specheads.import_head`.
 
     Raises:
@@ -44,8 +50,10 @@ def load_drafter(
         return drafter_by_name(spec)
     if _is_head(spec):
         from .head import drafter_for
+        from .with_suffix import WithSuffix
 
-        return drafter_for(spec, target, tokenizer)
+        drafter = drafter_for(spec, target, tokenizer)
+        return WithSuffix(drafter) if with_suffix else drafter
     if isinstance(spec, PreTrainedModel):
         from .draft_model import DraftModelDrafter
 

@@ -93,12 +93,14 @@ class Budget:
         entry_cost: What a pass with drafts must bring beyond one without, in tokens of a row; in a batch, of all rows by their
             shares (`pacing.shares`).
         node_cost: How much more it must bring for each node that the widest row has.
+        pass_worth: What the time of a plain pass must bring, likewise; at least what plain decoding gets from it.
     """
 
     depths: list[int]
     nodes: int
     entry_cost: float = 0.0
     node_cost: float = 0.0
+    pass_worth: float = 1.0
 
     @property
     def depth(self) -> int:
@@ -135,7 +137,7 @@ class Drafter(Protocol):
     Attributes:
         step_cost: What drafting one more level costs, in passes of the target over one token.
         weighs_nodes: Whether it knows how likely its nodes are, leaves out those that do not pay by the budget's costs, and
-            says what it expects in `DraftTree.expected`.
+            says what it expects in `DraftTree.expected`. May depend on the call, and is settled by `begin`.
 
     A drafter that follows rows of one length only says so by an attribute `needs_step = True`; one that reads hidden states of
     the target names their indices in `hidden_states` by an attribute `feature_layers`.

@@ -39,6 +39,7 @@ class DraftModelDrafter:
     """
 
     weighs_nodes = False
+    own_ids: Tensor | None = None  # its scores are over the target's vocabulary
 
     def __init__(self, model: PreTrainedModel, target: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None):
         if not model.can_generate():
@@ -126,6 +127,11 @@ class DraftModelDrafter:
         # Vocabularies are padded to different sizes; the tokens themselves are the same.
         logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
         return self.processors([context.rows[line] for line in lines], drafted, logits)
+
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """One more token of a chain (`DraftSource.follow`)."""
+        visible = torch.ones(len(tokens), 1, depth + 1, dtype=torch.bool, device=tokens.device)
+        return self.extend(tokens[:, None], torch.full_like(tokens, depth)[:, None], visible)[:, 0]
 
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
         """One pass of the draft model over new nodes (`ModelRunner.extend`)."""

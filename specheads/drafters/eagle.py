@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..few_rows import fills_passes
 from ..heads import EagleHead
 from ..tree import DraftTree
 from .base import Accepted, Budget, DraftContext
-from .best_first import LEAST_VALUE, is_single_path
+from .best_first import is_single_path
 from .dynamic import grow_dynamic
-from .growth import grow_chain, grow_tree, within_depths
-from .head import HeadDrafter, NodeValues, count_of, node_limit
+from .growth import grow_tree, within_depths
+from .head import HeadDrafter, NodeValues, count_of
 from .head_runner import HeadRunner
 from .pairs import Pairs, PendingPairs
 
@@ -47,21 +48,22 @@ class EagleDrafter(HeadDrafter[EagleHead]):
         most = max(context.sequences.remaining(row) for row in context.rows) + (0 if pairs is None else max(pairs.counts))
         self.runner = HeadRunner(self.head, batch_size, most + config.draft_tokens + (config.tree_nodes or 0))
         self.pending = PendingPairs(batch_size)
+        self.fills = fills_passes(self.head)
         if pairs is not None and config.draft_tokens:
             for chunk in pairs.split(PROMPT_CHUNK):
-                self._run(chunk)
+                self.runner.remember(chunk.tokens.to(self.device), self._fused(chunk), chunk.counts)
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A sampled or most probable chain; or a tree, mixed where the verification goes by its laws, else dynamic."""
-        if budget.depth == 0:
+        if budget.depth == 0 or self.is_waiting():
             return self.nothing(context)
         logits = self._catch_up(context)
         if is_single_path(context, budget):
-            tree = grow_chain(self, context, logits, 0, budget.depth).tree
+            tree = self.chain(context, budget, logits, budget.depth)
         elif self.is_mixed(context):
             tree = grow_tree(self, context, logits, 0, budget.depth, budget.nodes).tree
         else:
-            tree = grow_dynamic(self, context, logits, 0, budget.depth, budget.nodes, node_limit(budget, LEAST_VALUE))
+            tree = grow_dynamic(self, context, logits, 0, budget.depth, budget.nodes, budget.node_cost)
         self.runner.commit([])
         return within_depths(tree, budget.depths)
 
@@ -75,36 +77,41 @@ class EagleDrafter(HeadDrafter[EagleHead]):
         self.runner.keep_rows(lines)
         self.pending.keep_rows(lines)
 
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """Raw logits `[B, V']` after a chain's next node (`DraftSource.follow`)."""
+        hidden = self.runner.follow(tokens[:, None].to(self.device), self.states.last(), depth)
+        logits, states = self._read(hidden)
+        self.states.add(states)
+        return logits[:, 0]
+
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
         """Raw logits `[B, F, V']` after new nodes, each reading its parent's own hidden state (`DraftSource.extend`)."""
-        device = self.head.device
-        tokens, depths, visible = tokens.to(device), depths.to(device), visible.to(device)
+        tokens, depths, visible = tokens.to(self.device), depths.to(self.device), visible.to(self.device)
         logits, states = self._read(self.runner.advance(tokens, self.states.of_parents(visible), depths, visible))
         self.states.add(states)
         return logits
 
     def _catch_up(self, context: DraftContext) -> Tensor:
         """Feeds what the head has not seen. Returns the logits `[B, V']` after each row's last token."""
-        pairs = self.pending.together()
+        pairs = self.pending.together(self.fills)
         self.pending = PendingPairs(len(pairs.counts))
-        hidden = self._run(pairs)
-        last = torch.tensor(pairs.counts, device=hidden.device) - 1
-        logits, states = self._read(hidden[torch.arange(len(last), device=hidden.device), last])
-        self.states = NodeValues(states)
+        tokens, states = pairs.tokens.to(self.device), self._fused(pairs)
+        before = [count - 1 for count in pairs.counts]
+        # Of all but the last pair nothing but keys and values is read; and single rows make quick products.
+        if max(before):
+            self.runner.remember(tokens, states, before)
+        line, last = torch.arange(len(before), device=self.device), torch.tensor(before, device=self.device)
+        logits, own = self._read(self.runner.follow(tokens[line, last, None], states[line, last, None], 0)[:, 0])
+        self.runner.commit([1] * len(before))
+        self.states = NodeValues(own)
         return logits
+
+    def _fused(self, pairs: Pairs) -> Tensor:
+        """What the head reads of the target's features `[B, M, h]`."""
+        return self.head.fuse(pairs.features.to(self.device))
 
     def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The logits `[..., V']` and what the next step reads `[..., h]`."""
         output = self.head.read(hidden)
+        self.confidence = output.confidence
         return cast(Tensor, output.logits), cast(Tensor, output.hidden_states)
-
-    def _run(self, pairs: Pairs) -> Tensor:
-        """Runs the head on committed pairs; gives its hidden states `[B, M, h]`."""
-        device = self.head.device
-        states = self.head.fuse(pairs.features.to(device))
-        size = pairs.tokens.shape[1]
-        order = torch.arange(size, device=device)
-        visible = (order[:, None] >= order).expand(len(states), -1, -1)
-        hidden = self.runner.advance(pairs.tokens.to(device), states, order.expand(len(states), -1), visible)
-        self.runner.commit(pairs.counts)
-        return hidden

@@ -3,7 +3,8 @@
 In a sampled tree a node has one sampled child, verified first against the law without its siblings, and then its most probable
 tokens as point masses (Hu et al. 2025, arXiv 2502.18779): cheap, exact, and close to what any verifier could accept.
 
-Shapes: B lines, F frontier nodes, W nodes of a level, V vocabulary, m tokens of the round that the source has run on.
+Shapes: B lines, F frontier nodes, W nodes of a level, V vocabulary, T the part of it that the source knows, m tokens of the
+round that the source has run on.
 """
 
 from __future__ import annotations
@@ -17,13 +18,24 @@ from torch import Tensor
 
 from ..tree import NO_TOKEN, DraftTree
 from .base import DraftContext
+from .prospects import Prospects
 
 
 class DraftSource(Protocol):
-    """Gives the law of the next token at a node."""
+    """Gives the law of the next token at a node.
+
+    Attributes:
+        own_ids: `[T]` the target's ids of what its scores are over; `None` if they are over all of the target's tokens.
+    """
+
+    own_ids: Tensor | None
 
     def scores(self, context: DraftContext, lines: Sequence[int], drafted: Tensor, logits: Tensor) -> Tensor:
-        """Processed scores `[R, V]` from raw logits `[R, V']` at nodes whose paths bear the tokens `drafted` `[R, D]`."""
+        """Processed scores `[R, T]` from raw logits `[R, V']` at nodes whose paths bear the tokens `drafted` `[R, D]`."""
+        ...
+
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """Raw logits `[B, V']` after one more node per line, `[B]` at a depth, that attends to all of the round's tokens."""
         ...
 
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
@@ -44,7 +56,9 @@ class Grown:
     slot_of: Tensor
 
 
-def grow_chain(source: DraftSource, context: DraftContext, logits: Tensor, seen: int, depth: int) -> Grown:
+def grow_chain(
+    source: DraftSource, context: DraftContext, logits: Tensor, seen: int, depth: int, prospects: Prospects | None = None
+) -> Grown:
     """One path per line, sampled or most probable.
 
     Args:
@@ -52,27 +66,45 @@ def grow_chain(source: DraftSource, context: DraftContext, logits: Tensor, seen:
         context: The call.
         logits: `[B, V']` at the root.
         seen: m, how many of the round's tokens the source has run on.
-        depth: The path's length.
+        depth: The path's length, at most.
+        prospects: Says where it ends; `None` for no sooner than at its full length.
     """
     lines = range(len(context.rows))
     drafted = torch.empty(len(lines), 0, dtype=torch.long, device=context.device)
     laws: list[Tensor] = []
     for level in range(depth):
         if level:
-            depths = drafted.new_full((len(lines), 1), seen + level - 1)
-            visible = torch.ones(len(lines), 1, seen + level, dtype=torch.bool, device=context.device)
-            logits = source.extend(drafted[:, -1:], depths, visible)[:, 0]
+            if prospects is not None and not prospects.goes_deeper():
+                break
+            logits = source.follow(drafted[:, -1], seen + level - 1)
         scores = source.scores(context, lines, drafted, logits)
+        if prospects is not None and not prospects.take(scores):
+            break
         if samples(context):
             laws.append(scores.softmax(dim=-1))
-            token = draw(context, laws[-1], lines, level)
+            column = draw(context, laws[-1], lines, level)
         else:
-            token = scores.argmax(dim=-1)
-        drafted = torch.cat([drafted, token[:, None]], dim=1)
-    slots = torch.arange(seen, seen + depth, device=context.device)
-    slots[-1] = -1
+            column = scores.argmax(dim=-1)
+        drafted = torch.cat([drafted, named(source, column)[:, None]], dim=1)
+    slots = torch.arange(seen, seen + drafted.shape[1], device=context.device)
+    slots[-1:] = -1
     keeps_laws = laws and context.weighs_proposals
-    return Grown(DraftTree.chain(drafted, torch.stack(laws, dim=1) if keeps_laws else None), slots.expand(len(lines), -1))
+    proposals = over_all_tokens(source, torch.stack(laws, dim=1), context.vocab_size) if keeps_laws else None
+    tree = DraftTree.chain(drafted, proposals)
+    tree.expected = None if prospects is None else prospects.expected
+    return Grown(tree, slots.expand(len(lines), -1))
+
+
+def named(source: DraftSource, columns: Tensor) -> Tensor:
+    """The target's ids of columns of the source's scores."""
+    return columns if source.own_ids is None else source.own_ids[columns]
+
+
+def over_all_tokens(source: DraftSource, laws: Tensor, vocab_size: int) -> Tensor:
+    """Laws `[..., T]` over what the source knows as laws `[..., V]`; what it does not know has no probability."""
+    if source.own_ids is None:
+        return laws
+    return laws.new_zeros(*laws.shape[:-1], vocab_size).index_copy_(-1, source.own_ids, laws)
 
 
 @dataclass
@@ -115,7 +147,7 @@ class Level:
         tokens: `[B, W]`.
         parents: `[B, W]` places in the frontier.
         value: `[B, W]` log probabilities of their paths.
-        laws: `[B, F, V]` what the first F of them were drawn from, or `None`.
+        laws: `[B, F, T]` what the first F of them were drawn from, or `None`.
     """
 
     tokens: Tensor
@@ -153,6 +185,7 @@ def grow_tree(source: DraftSource, context: DraftContext, logits: Tensor, seen: 
             slots[-1].scatter_(1, chosen, order.expand_as(chosen))
         made += level.tokens.shape[1]
     laws, law_of = _collect_laws(levels) if context.weighs_proposals else (None, None)
+    laws = None if laws is None else over_all_tokens(source, laws, context.vocab_size)
     tokens = torch.cat([level.tokens for level in levels], dim=1)
     return Grown(DraftTree(tokens, torch.cat(parents, dim=1), depth, laws, law_of), torch.cat(slots, dim=1))
 
@@ -170,18 +203,20 @@ def children_of(
     reach = (best.values - scores.logsumexp(dim=-1, keepdim=True)).view(batch_size, count, -1)
     reach = (reach + frontier.value.to(reach.dtype)[:, :, None]).flatten(1)
     value, place = reach.topk(min(points, reach.shape[1]), dim=1)
-    tokens = best.indices.view(batch_size, -1).gather(1, place)
+    columns = best.indices.view(batch_size, -1).gather(1, place)
     parents = place // max(1, best.indices.shape[1])
     law = scores.softmax(dim=-1).view(batch_size, count, -1) if is_mixed else None
-    rest, rest_mass = (None, None) if law is None else _without(law, parents, tokens)
+    rest, rest_mass = (None, None) if law is None else _without(law, parents, columns)
     # What cannot be said is no candidate: there were fewer tokens than places.
-    tokens = tokens.masked_fill(value == -torch.inf, NO_TOKEN)
+    tokens = named(source, columns).masked_fill(value == -torch.inf, NO_TOKEN)
     if rest is None or rest_mass is None:
         return Level(tokens, parents, value, None)
-    drawn = draw(context, rest.flatten(0, 1), lines, depth).view(batch_size, count)
+    drawn = named(source, draw(context, rest.flatten(0, 1), lines, depth)).view(batch_size, count)
     # Where draft and target agree, a sampled child is accepted as often as the target says none of its siblings: what it
     # is worth depends on the law and not on the token.
     drawn_value = frontier.value.to(rest_mass.dtype) + rest_mass.log()
+    # Below a node that does not exist there is none either.
+    drawn = drawn.masked_fill(frontier.value == -torch.inf, NO_TOKEN)
     everyone = torch.arange(count, device=drawn.device).expand_as(drawn)
     # Sampled children come first among their siblings: the verifier asks in this order.
     return Level(
@@ -204,7 +239,7 @@ def descend(
 
 
 def _collect_laws(levels: Sequence[Level]) -> tuple[Tensor | None, Tensor | None]:
-    """All laws `[B, M, V]` and each node's index among them `[B, N]`, -1 for point masses."""
+    """All laws `[B, M, T]` and each node's index among them `[B, N]`, -1 for point masses."""
     laws, indices, count = [], [], 0
     for level in levels:
         index = torch.full_like(level.tokens, -1)
@@ -217,14 +252,14 @@ def _collect_laws(levels: Sequence[Level]) -> tuple[Tensor | None, Tensor | None
     return (torch.cat(laws, dim=1), torch.cat(indices, dim=1)) if laws else (None, None)
 
 
-def _without(law: Tensor, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The laws `[B, F, V]` without the tokens that stand as point masses, and the probability `[B, F]` of what is left.
+def _without(law: Tensor, parents: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """The laws `[B, F, T]` without the columns of point masses, and the probability `[B, F]` of what is left.
 
     A law with nothing left stays as it was.
     """
     rest = law.clone()
     lines = torch.arange(law.shape[0], device=law.device)[:, None]
-    rest[lines, parents, tokens] = 0
+    rest[lines, parents, columns] = 0
     total = rest.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, rest / total, law), total[:, :, 0]
 
@@ -245,7 +280,7 @@ def samples(context: DraftContext) -> bool:
 
 
 def draw(context: DraftContext, law: Tensor, lines: Sequence[int], depth: int) -> Tensor:
-    """Draws a token per law `[R, V]`, for nodes one below `depth`."""
+    """Draws a column per law `[R, T]`, for nodes one below `depth`."""
     assert context.noise is not None
     rows = [context.rows[line] for line in lines]
     positions = [context.sequences.generated(row) + depth for row in rows]

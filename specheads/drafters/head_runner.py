@@ -31,6 +31,35 @@ class HeadRunner:
         self.cache = _empty_cache(head, batch_size, min(tokens, FIRST_CAPACITY))
         self.written = 0
 
+    def remember(self, tokens: Tensor, states: Tensor, counts: Sequence[int]) -> None:
+        """A pass over committed positions whose outputs nothing reads (`EagleHead.remember`).
+
+        Args:
+            tokens: `[B, n]`.
+            states: `[B, n, h]` what comes before them.
+            counts: How many of them each row has; what it holds beyond them is anything.
+        """
+        size = tokens.shape[1]
+        order = torch.arange(size, device=tokens.device)
+        positions = self._open(order, size)
+        has_more_layers = len(self.head.layers) > 1
+        mask = self._mask((order[:, None] >= order).expand(len(tokens), -1, -1)) if has_more_layers else None
+        self.head.remember(self._known(tokens), states, mask, positions, self.cache)
+        self.commit(counts)
+
+    def follow(self, tokens: Tensor, states: Tensor, depth: int) -> Tensor:
+        """One more position per line, which attends to all before it: its hidden states `[B, 1, h]`.
+
+        Args:
+            tokens: `[B, 1]`.
+            states: `[B, 1, h]` what comes before them.
+            depth: Their position, counted from the row's committed length.
+        """
+        positions, mask = self._open(depth, 1), None
+        if not self.cache.layout.is_uniform:  # else there is nothing to hide
+            mask = self._mask(torch.ones(len(tokens), 1, self.written, dtype=torch.bool, device=tokens.device))
+        return self.head.advance(self._known(tokens), states, mask, positions, self.cache)
+
     def advance(self, tokens: Tensor, states: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
         """One pass over new positions of a round (`EagleHead.advance`).
 
@@ -43,13 +72,8 @@ class HeadRunner:
         Returns:
             `[B, n, h]`.
         """
-        layout = self.cache.layout
-        self.cache.open(self.written, tokens.shape[1])
-        self.written += tokens.shape[1]
-        positions = layout.length_tensor[:, None] + depths
-        table = self.head.embedding_table()
-        known = tokens.clamp(0, table.shape[0] - 1)  # padding may be a token that the target cannot say
-        return self.head.advance(known, states, self._mask(visible), positions, self.cache)
+        positions = self._open(depths, tokens.shape[1])
+        return self.head.advance(self._known(tokens), states, self._mask(visible), positions, self.cache)
 
     def commit(self, counts: Sequence[int]) -> None:
         """Ends a round: keeps each row's first positions of it, none to forget it."""
@@ -61,11 +85,19 @@ class HeadRunner:
         """Goes on with some lines: `lines[i]` becomes line i."""
         self.cache.keep_rows(lines)
 
-    def _mask(self, visible: Tensor) -> Tensor | None:
-        """The additive mask `[B, 1, n, S]`; `None` where a single chain sees all."""
+    def _open(self, depths: Tensor | int, size: int) -> Tensor:
+        """Makes room for a pass; gives its positions `[B, n]`."""
+        self.cache.open(self.written, size)
+        self.written += size
+        return self.cache.layout.length_tensor[:, None] + depths
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Tokens as the head can read them: padding may be one that the target cannot say."""
+        return tokens.clamp(0, self.head.embedding_table().shape[0] - 1)
+
+    def _mask(self, visible: Tensor) -> Tensor:
+        """The additive mask `[B, 1, n, S]`."""
         layout, (batch_size, size, seen) = self.cache.layout, visible.shape
-        if layout.is_uniform and size == 1 and seen == 1:
-            return None
         mask = torch.zeros(batch_size, size, layout.end, dtype=self.head.dtype, device=visible.device)
         least = torch.finfo(mask.dtype).min
         if layout.is_uniform:

@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..heads import MedusaHeads
+from ..heads import MedusaHeads, MedusaOutput
 from ..tree import NO_TOKEN, DraftTree, path_to
 from .base import Accepted, Budget, DraftContext
 from .best_first import Candidate, grow, is_single_path
-from .growth import grow_chain, grow_tree, within_depths
+from .growth import grow_tree, named, within_depths
 from .head import HeadDrafter, NodeValues, count_of
 from .recycling import TreeShape, filled_tree, level_order
 
@@ -51,12 +52,12 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A sampled or most probable chain; or a tree, mixed where the verification goes by its laws, else static."""
         depth = min(budget.depth, self.head.config.num_heads)
-        if self.hidden is None or depth == 0:
+        if self.hidden is None or depth == 0 or self.is_waiting():
             return self.nothing(context)
         self._open(context)
         root = self._logits(self.root[:, None])[:, 0]
         if is_single_path(context, budget):
-            tree = grow_chain(self, context, root, 0, depth).tree
+            tree = self.chain(context, budget, root, depth)
         elif self.is_mixed(context):
             tree = grow_tree(self, context, root, 0, depth, max(depth, budget.nodes)).tree
         else:
@@ -68,12 +69,20 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
         assert accepted.features is not None
         nodes = [[0, *path][len(kept) - 1] for path, kept in zip(accepted.paths, accepted.tokens, strict=True)]
         index = torch.tensor(nodes, device=accepted.features.device)
-        self.hidden = accepted.features[torch.arange(len(nodes), device=index.device), index].to(self.head.device)
+        self.hidden = accepted.features[torch.arange(len(nodes), device=index.device), index].to(self.device)
 
     def keep_rows(self, lines: Sequence[int]) -> None:
         """Keeps the hidden states of the lines that go on."""
         if self.hidden is not None:
             self.hidden = self.hidden[torch.tensor(lines, device=self.hidden.device)]
+
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """The next head's logits `[B, V']` after a chain's next node (`DraftSource.follow`)."""
+        self.level += 1
+        path = self.paths.last().clone()
+        path[:, :, self.level] = self._known(tokens)[:, None]
+        self.paths.add(path)
+        return self._logits(path[:, :, : self.level + 1])[:, 0]
 
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
         """The next head's logits `[B, F, V']` after nodes of one level (`DraftSource.extend`)."""
@@ -88,35 +97,47 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
         last = [context.tokens(line, context.length(line) - 1) for line in range(len(context.rows))]
         self.root = self._known(torch.tensor(last))  # [B, 1]
         self.level = 0
-        self.levels: Tensor | None = None  # [B, 1, n, V'] all heads' logits, where they are had together
+        self.levels: MedusaOutput | None = None  # of all heads, where they are run together
         self.paths = NodeValues(torch.nn.functional.pad(self.root, (0, self.head.config.num_heads - 1)))
 
     def _logits(self, paths: Tensor) -> Tensor:
         """The logits `[B, F, V']` after paths `[B, F, l + 1]`, each row's last token first: those of head l."""
+        logits, self.confidence = self._outputs(paths)
+        return logits
+
+    def _outputs(self, paths: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same, and head l's confidence `[B, F or 1]`."""
         assert self.hidden is not None
         config, hidden, level = self.head.config, self.hidden[:, None], paths.shape[2] - 1
-        if config.dependence == "hydra":
-            return self.head.head(level, hidden.expand(-1, paths.shape[1], -1), paths)[0]
-        if config.original_lm_head and self.levels is None:
-            # All heads at once: the output layer that they share is read once.
-            self.levels = self.head.without_markov(hidden).logits
+        if self.goes_together() and self.levels is None:
+            self.levels = self.head.without_markov(hidden)
         if self.levels is not None:
-            logits = self.levels[:, :, level]
+            confidence = self.levels.confidence
+            logits = cast(Tensor, self.levels.logits)[:, :, level]
+            confidence = None if confidence is None else confidence[:, :, level]
         elif config.dependence == "none":
-            logits = self.head.head(level, hidden)[0]
+            logits, confidence = self.head.head(level, hidden)
         else:
-            return self.head.head(level, hidden.expand(-1, paths.shape[1], -1), paths)[0]
+            return self.head.head(level, hidden.expand(-1, paths.shape[1], -1), paths)
         if config.dependence == "markov":
-            return logits + self.head.markov_head(paths[:, :, -1])
-        return logits.expand(-1, paths.shape[1], -1)
+            return logits + self.head.markov_head(paths[:, :, -1]), confidence
+        return logits.expand(-1, paths.shape[1], -1), confidence
+
+    def goes_together(self) -> bool:
+        """Whether all heads are run at once: the output layer that they share is then read once."""
+        return self.head.config.original_lm_head and self.head.config.dependence != "hydra"
+
+    def level_cost(self) -> float:
+        """What one more level of a chain costs, in plain passes."""
+        return 0.0 if self.goes_together() else self.step_cost
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens as the heads can read them, where they are: there may be padding that the target cannot say."""
-        return tokens.to(self.head.device).clamp(0, self.head.config.vocab_size - 1)
+        return tokens.to(self.device).clamp(0, self.head.config.vocab_size - 1)
 
     def _static_tree(self, context: DraftContext, budget: Budget, depth: int) -> DraftTree:
         """The most probable nodes by the heads' accuracies, filled level by level."""
-        shape = sparse_tree(_accuracies(self.head), budget.nodes, depth, context.vocab_size)
+        shape = sparse_tree(_accuracies(self.head), budget.nodes, depth, self.head.config.own_vocab_size)
         tokens = self.root
         for level in shape.levels:
             candidates = self._candidates(context, tokens, level)
@@ -139,7 +160,8 @@ class MedusaDrafter(HeadDrafter[MedusaHeads]):
         drafted = paths[:, :, 1:].flatten(0, 1).to(context.device)
         scores = self.scores(context, lines, drafted, self._logits(paths).flatten(0, 1))
         best = scores.topk(max(level.ranks) + 1, dim=-1)
-        return best.indices.masked_fill(best.values == -torch.inf, NO_TOKEN).view(batch_size, count, -1).to(tokens.device)
+        best_tokens = named(self, best.indices).masked_fill(best.values == -torch.inf, NO_TOKEN)
+        return best_tokens.view(batch_size, count, -1).to(tokens.device)
 
 
 @dataclass(frozen=True)

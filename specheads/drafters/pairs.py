@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..features import PromptFeatures
+from ..few_rows import filled_columns
 from .base import Accepted
 
 
@@ -76,10 +77,10 @@ class PendingPairs:
         self.features.append(accepted.features)
         self.width += accepted.features.shape[1]
 
-    def together(self) -> Pairs:
-        """All of them."""
+    def together(self, fills: bool) -> Pairs:
+        """All of them; as many columns as products are quick with if they are to be filled up (`few_rows`)."""
         counts = [len(tokens) for tokens in self.tokens]
-        size = max(counts)
+        size = filled_columns(len(counts), max(counts)) if fills else max(counts)
         features = self.features[0] if len(self.features) == 1 else torch.cat(self.features, dim=1)
         table = [[*line, *[0] * (size - len(line))] for lines in (self.tokens, self.places) for line in lines]
         tokens, places = torch.tensor(table, device=features.device).view(2, len(counts), size)

@@ -7,7 +7,7 @@ from functools import partial
 
 from ..tree import NO_TOKEN, DraftTree
 from .base import Accepted, Budget, DraftContext
-from .best_first import Candidate, Children, Reliance, grow_paying, is_single_path, tree_of
+from .best_first import Candidate, Children, Draft, Reliance, grow_paying, is_single_path, tree_of
 from .known_text import known_segments
 from .suffix_automaton import ROOT, SuffixAutomaton, index_of
 
@@ -38,13 +38,17 @@ class SuffixDrafter:
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A chain or a tree per line; none for a line whose last token is new."""
+        return tree_of(self.drafts(context, budget), budget, context)
+
+    def drafts(self, context: DraftContext, budget: Budget) -> list[Draft]:
+        """Per line, all nodes that may pay."""
         single_path = is_single_path(context, budget)
         ends = context.sequences.end_tokens
         drafts = []
         for line, depth in enumerate(budget.depths):
             children = partial(relied_on, self.reliances[line], partial(copies, self.automata[line]))
             drafts.append(grow_paying(end_of(self.automata[line]), children, budget, depth, ends, single_path))
-        return tree_of(drafts, budget, context)
+        return drafts
 
     def commit(self, context: DraftContext, accepted: Accepted) -> None:
         """Indexes the kept tokens."""

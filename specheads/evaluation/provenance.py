@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-PACKAGES = ("specheads", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+PACKAGES = ("specheads", "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "trl")
 
 
 def run_provenance() -> dict[str, Any]:

@@ -11,6 +11,7 @@ The output layer is the target's. Sources: SafeAILab/EAGLE's `cnets1.py`, vLLM's
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +102,20 @@ def write(head: EagleHead, folder: Path) -> None:
 
     Raises:
         ValueError: if the head is of version 3, has a confidence output, or is not bound.
+
+    Warns:
+        UserWarning: if the head has a bias that vLLM leaves out.
     """
     config = head.config
     if config.eagle_version == 3 or config.confidence:
         what = "a confidence output" if config.confidence else "version 3"
         raise ValueError(f"The layout of EAGLE-1 has no place for a head with {what}.")
+    if config.fc_bias:
+        warnings.warn(
+            "vLLM leaves the bias of the fusing layer out, and then hardly any of its drafts holds; to serve an EAGLE-1 head "
+            "there, train it with `fc_bias=False`.",
+            stacklevel=3,
+        )
     weights = dict(head.state_dict())
     if not config.own_embeddings:
         weights["embed_tokens.weight"] = head.embedding_table().to(head.dtype)

@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from ..heads import EagleHead
+from ..heads.layers import FEATURE_COUNT
 from ..heads.target_parts import TargetParts, parts_of
 from . import eagle, eagle3
 from .checkpoint import HARMLESS_FIELDS, Checkpoint
@@ -60,7 +61,9 @@ def read(
 
 def _read_layer(checkpoint: Checkpoint, parts: TargetParts) -> LlamaConfig | Qwen3Config:
     fields = dict(checkpoint.take("transformer_layer_config") or {})
-    unknown = {name: value for name, value in fields.items() if name not in {*FIELDS, *HARMLESS_FIELDS, "model_type"} and value}
+    # How many feature layers there are, the ids say too.
+    known = {*FIELDS, *HARMLESS_FIELDS, FEATURE_COUNT, "model_type"}
+    unknown = {name: value for name, value in fields.items() if name not in known and value}
     if unknown:
         raise ValueError(f"`transformer_layer_config` of {checkpoint.where} has fields whose meaning is not known: {unknown}.")
     layer_fields = {name: value for name, value in fields.items() if name in FIELDS}

@@ -5,6 +5,7 @@ Sources: vLLM's `models/medusa.py` and `transformers_utils/configs/medusa.py`.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -60,10 +61,22 @@ def read(checkpoint: Checkpoint, target: PreTrainedModel) -> MedusaHeads:
 
 
 def write(heads: MedusaHeads, folder: Path) -> None:
-    """Writes heads with `save_pretrained`; what vLLM does not know (dependence, confidence, output biases), it leaves aside.
+    """Writes heads with `save_pretrained`.
 
     Args:
         heads: The heads.
         folder: Where to.
+
+    Warns:
+        UserWarning: if vLLM leaves out a part of them that the drafts depend on.
     """
+    config = heads.config
+    parts = {f"the {config.dependence} dependence": config.dependence != "none", "the output biases": config.output_bias}
+    left_out = [part for part, there in parts.items() if there]
+    if left_out:
+        warnings.warn(
+            f"vLLM does not know {' and '.join(left_out)} of these heads: it drafts without, or refuses them, and fewer of its "
+            "drafts will hold than here.",
+            stacklevel=3,
+        )
     heads.save_pretrained(folder)

@@ -6,7 +6,8 @@ from transformers import AutoConfig, AutoModel
 
 from .base import ConfidenceHead, DraftHead, HeadConfig
 from .card import make_card, write_card
-from .eagle import EagleConfig, EagleHead, EagleOutput
+from .eagle import EagleHead, EagleOutput
+from .eagle_config import EagleConfig
 from .facts import HeadFacts
 from .medusa import MedusaConfig, MedusaHeads, MedusaOutput
 from .results import MeasuredResults, TaskResult, TrainingRecord, load_records

@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, PreTrainedModel, Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from .. import compat
@@ -22,6 +27,8 @@ KINDS: dict[str, tuple[type, type]] = {
     "llama": (LlamaConfig, LlamaDecoderLayer),
     "qwen3": (Qwen3Config, Qwen3DecoderLayer),
 }
+# What a file says of the number of feature layers; the config of the head itself has it otherwise.
+FEATURE_COUNT = "num_aux_hidden_states"
 # Both kinds have the same normalisation and the same rotary positions.
 RMSNorm = LlamaRMSNorm
 RotaryEmbedding = LlamaRotaryEmbedding
@@ -72,7 +79,8 @@ def build_layer_config(fields: dict[str, Any]) -> LlamaConfig | Qwen3Config:
         raise ValueError(f"Heads have layers of the kinds {', '.join(KINDS)}, got {kind!r}.")
     # Files have the rotary positions under their old names too, for older engines.
     mirrored = ("rope_theta", "rope_scaling") if fields.get("rope_parameters") else ()
-    left_out = {"model_type", "transformers_version", *mirrored, *(name for name, value in fields.items() if value is None)}
+    absent = {name for name, value in fields.items() if value is None}
+    left_out = {"model_type", "transformers_version", FEATURE_COUNT, *mirrored, *absent}
     left_out -= {"bos_token_id", "eos_token_id"}
     config = KINDS[kind][0](**{name: value for name, value in fields.items() if name not in left_out})
     _refuse_other_attention(config)
@@ -140,9 +148,39 @@ class PairLayer(nn.Module):
         """
         normed = self.hidden_norm(hidden)
         residual = normed if self.norm_before_residual else hidden
-        attended, _ = self.self_attn(hidden_states=torch.cat([self.input_layernorm(embeddings), normed], dim=-1), **arguments)
+        attended, _ = self.self_attn(hidden_states=self._pairs(embeddings, normed), **arguments)
         hidden = residual + attended
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+    def attention_input(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        """What its attention reads `[B, N, 2 h]`."""
+        return self._pairs(embeddings, self.hidden_norm(hidden))
+
+    def _pairs(self, embeddings: Tensor, normed: Tensor) -> Tensor:
+        return torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
+
+
+def attention_input(layer: Any, *inputs: Tensor) -> Tensor:
+    """What the attention of a layer of either kind reads, given what the layer reads."""
+    return layer.attention_input(*inputs) if isinstance(layer, PairLayer) else layer.input_layernorm(*inputs)
+
+
+def store_keys(attention: Any, read: Tensor, position_embeddings: tuple[Tensor, Tensor], cache: Cache) -> None:
+    """Writes keys and values as a stock attention does that computes its outputs too.
+
+    Args:
+        attention: The attention.
+        read: `[B, N, ...]` what it reads.
+        position_embeddings: Cosines and sines of the positions.
+        cache: Where to.
+    """
+    shape = (*read.shape[:-1], -1, attention.head_dim)
+    keys, values = attention.k_proj(read).view(shape), attention.v_proj(read).view(shape).transpose(1, 2)
+    if hasattr(attention, "k_norm"):
+        keys = attention.k_norm(keys)
+    keys = keys.transpose(1, 2)
+    _, keys = apply_rotary_pos_emb(keys[:, :0], keys, *position_embeddings)
+    cache.update(keys, values, attention.layer_idx)
 
 
 def attention_arguments(

@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from . import vocabulary
 from .base import ConfidenceHead, DraftHead, HeadConfig
 from .facts import HeadFacts
 from .provenance import describe_target
 from .sequential import DEPENDENCES, MarkovHead, ResidualBlocks, ZeroLinear
 from .target_parts import parts_of, transform_logits
+from .vocabulary import DraftVocabulary
 
 LITERATURE = {
     "medusa": "Cai et al. 2024, Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, "
@@ -194,7 +194,7 @@ class MedusaOutput(ModelOutput):
     confidence: Tensor | None = None
 
 
-class MedusaHeads(DraftHead):
+class MedusaHeads(DraftVocabulary, DraftHead):
     """Medusa heads.
 
     Args:
@@ -204,6 +204,7 @@ class MedusaHeads(DraftHead):
     config_class = MedusaConfig
     config: MedusaConfig
     base_model_prefix = ""
+    vocabulary_field = "truncated_vocab_size"
 
     def __init__(self, config: MedusaConfig):
         super().__init__(config)
@@ -249,19 +250,6 @@ class MedusaHeads(DraftHead):
     def draft_ids(self) -> Tensor | None:
         """`[T]` the target's ids of the heads' vocabulary; `None` if it is the target's."""
         return self.token_map if self.config.has_own_vocabulary else None
-
-    def set_draft_vocabulary(self, ids: Iterable[int] | Tensor) -> None:
-        """Sets which of the target's tokens the heads know.
-
-        Args:
-            ids: T ids of the target.
-
-        Raises:
-            ValueError: if the heads have the target's vocabulary, or the ids do not fit.
-        """
-        if not self.config.has_own_vocabulary:
-            raise ValueError("The heads have the target's whole vocabulary; make them with a `truncated_vocab_size`.")
-        self.token_map.copy_(vocabulary.check_ids(ids, self.config.own_vocab_size, self.config.vocab_size))
 
     @torch.no_grad()
     def warm_start(self, target: PreTrainedModel) -> None:
@@ -346,10 +334,8 @@ class MedusaHeads(DraftHead):
             logits = logits + self.markov_head(path[..., -1])
         return logits, self.confidence_head(state) if self.config.confidence else None
 
-    def scatter(self, logits: Tensor) -> Tensor:
-        """Logits `[..., T]` as logits `[..., V]` over the target's vocabulary, -inf for tokens that the heads do not know."""
-        ids = self.draft_ids
-        return logits if ids is None else vocabulary.scatter_logits(logits, ids, self.config.vocab_size)
+    def _store_draft_ids(self, ids: Tensor) -> None:
+        self.token_map.copy_(ids)
 
     def _check_path(self, path: Tensor | None) -> None:
         if path is None and self.config.dependence != "none":

@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 LAYERS = ("num_decoder_layers", "num_hidden_layers")
 INTERMEDIATE_SIZE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
 HEAD_SIZE = ("head_dim", "d_kv")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "top_k_experts", "moe_k")
 NORM_EPSILON = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 
 
@@ -102,6 +104,12 @@ def parts_of(target: PreTrainedModel) -> TargetParts:
 def first_of(config: Any, names: tuple[str, ...], default: Any = None) -> Any:
     """The first of some fields that a config has and that is set."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), default)
+
+
+def active_experts(config: Any) -> float:
+    """The share of a layer's routed experts that a token goes to; 1 where the config does not say, or there are none."""
+    every, active = first_of(config, EXPERTS), first_of(config, EXPERTS_PER_TOKEN)
+    return min(1.0, active / every) if every and isinstance(active, int) else 1.0
 
 
 def transform_logits(logits: Tensor, scale: float, softcapping: float | None) -> Tensor:

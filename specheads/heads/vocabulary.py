@@ -9,9 +9,48 @@ Shapes: V the target's vocabulary, D the draft vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+
+class DraftVocabulary:
+    """What heads of a draft vocabulary have in common, whatever they keep it in.
+
+    Attributes:
+        vocabulary_field: The field of the config that says how large it is.
+    """
+
+    config: Any
+    vocabulary_field: ClassVar[str]
+
+    @property
+    def draft_ids(self) -> Tensor | None:
+        """`[D]` the target's ids of the draft vocabulary; `None` if it is the target's."""
+        raise NotImplementedError
+
+    def set_draft_vocabulary(self, ids: Iterable[int] | Tensor) -> None:
+        """Sets which of the target's tokens the head knows.
+
+        Args:
+            ids: D ids of the target.
+
+        Raises:
+            ValueError: if the head has the target's vocabulary, or the ids do not fit.
+        """
+        if self.draft_ids is None:
+            raise ValueError(f"The head has the target's whole vocabulary; make it with a `{self.vocabulary_field}`.")
+        self._store_draft_ids(check_ids(ids, self.config.own_vocab_size, self.config.vocab_size).to(self.draft_ids.device))
+
+    def scatter(self, logits: Tensor) -> Tensor:
+        """Logits `[..., D]` as logits `[..., V]` over the target's vocabulary, -inf for tokens that the head does not know."""
+        ids = self.draft_ids
+        return logits if ids is None else scatter_logits(logits, ids, self.config.vocab_size)
+
+    def _store_draft_ids(self, ids: Tensor) -> None:
+        """Takes the target's ids `[D]`, increasing."""
+        raise NotImplementedError
 
 
 def offsets_from_ids(ids: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from .weights import DepthWeights
 
 __all__ = [
     "LOSSES",
-    "DepthWeights",
     "Deployment",
+    "DepthWeights",
     "DraftTraining",
     "Evaluation",
     "Objective",

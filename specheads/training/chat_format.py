@@ -121,6 +121,10 @@ class ChatFormat:
         yield from before
         yield last.without_end() if chat.is_cut else last
 
+    def has_asked(self, text: str) -> bool:
+        """Whether a text was rendered by this template up to where a reply begins."""
+        return bool(self.opening.strip()) and text.endswith(self.opening)
+
     def in_text(self, text: str) -> Rendered | None:
         """The replies in a text that was rendered before; `None` if it was not rendered by this template."""
         if not self.opening.strip():

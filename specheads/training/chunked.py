@@ -1,7 +1,7 @@
 """A loss over many positions, chunk by chunk, whose memory does not grow with their number.
 
-Each chunk's gradients are worked out right after its loss and summed up, so that its logits are gone before the next chunk's are
-there, and nothing is computed a second time.
+Each chunk's gradients are worked out right after its loss and summed up, so that its logits are gone before those of the next
+one are there, and nothing is computed a second time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return states.new_zeros((), dtype=torch.float) if total is None else total
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *outer: Tensor) -> Any:
         scaled = [None if own is None else own * outer[0].to(own.dtype) for own in ctx.gradients]
         ctx.gradients = None
         return None, None, *scaled

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation.prompts import InputError
-from .row_files import PROVENANCE
+
+PROVENANCE = "provenance.json"
 
 
 def provenance_of(source: str, revision: str | None = None) -> dict[str, Any] | None:

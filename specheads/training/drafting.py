@@ -5,6 +5,7 @@ Shapes: R roots, N of them, S sets of states, K depths, h what the head reads, D
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,12 +36,12 @@ class Drafts(Protocol):
 
     states: Tensor
 
-    def read(self, states: Tensor, depth: int, roots: Tensor) -> DepthOutput:
-        """What the head says.
+    def read(self, states: Tensor, roots: Tensor, chosen: Sequence[Tensor]) -> list[DepthOutput]:
+        """What the head says at each depth.
 
         Args:
             states: `[S, N, h]` the roots' part of `states`.
-            depth: Which draft token, from 0 on.
             roots: `[N]` their indices.
+            chosen: For each depth, which of the N are asked for.
         """
         ...

@@ -5,8 +5,10 @@ Shapes: R roots, N of them, K depths, h the head's hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from ..heads import EagleHead
@@ -31,10 +33,13 @@ class EagleDrafts:
         self.head = head
         self.states = unroll(head, batch, given.features, roots, depth)
 
-    def read(self, states: Tensor, depth: int, roots: Tensor) -> DepthOutput:
-        """What the head says at one depth (`Drafts.read`)."""
-        output = self.head.read(states[depth])
-        return DepthOutput(cast(Tensor, output.logits), output.confidence, output.hidden_states)
+    def read(self, states: Tensor, roots: Tensor, chosen: Sequence[Tensor]) -> list[DepthOutput]:
+        """What the head says at each depth (`Drafts.read`); the output layer, and its gradient, go over all of them at once."""
+        output = self.head.read(torch.cat([states[depth, places] for depth, places in enumerate(chosen)]))
+        sizes = [len(places) for places in chosen]
+        confidence = [None] * len(sizes) if output.confidence is None else output.confidence.split(sizes)
+        logits, fed = cast(Tensor, output.logits).split(sizes), cast(Tensor, output.hidden_states).split(sizes)
+        return [DepthOutput(*own) for own in zip(logits, confidence, fed, strict=True)]
 
     @staticmethod
     def check_depth(head: EagleHead, depth: int) -> None:

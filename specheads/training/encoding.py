@@ -62,7 +62,7 @@ class Encoder:
         match read_row(row, place):
             case Chat() as chat:
                 yield from (self._encode(rendered, place) for rendered in self._format(place).rendered(chat, place))
-            case Completion() as pair if self.format is None or pair.prompt.endswith(self.format.opening):
+            case Completion() as pair if self.format is None or self.format.has_asked(pair.prompt):
                 yield self._plain(pair.prompt, pair.completion, pair.is_cut, place)
             case Completion(prompt, completion, is_cut):
                 turns = {"role": "user", "content": prompt}, {"role": "assistant", "content": completion}

@@ -1,8 +1,8 @@
 """The target's hidden states on disk, for training without the target.
 
-A store is a folder with `store.json` and shards of some texts each, `shard-00000.safetensors` and so on: for text i `i.input_ids`,
-`i.loss_mask`, `i.features` and, unless the features are the last hidden states, `i.last_hidden`. A shard is whole or not there,
-so a run that broke off goes on after the last one.
+A store is a folder with `store.json` and shards of some texts each, `shard-00000.safetensors` and so on. They hold for text i
+`i.input_ids`, `i.loss_mask`, `i.features` and, unless the features are the last hidden states, `i.last_hidden`. A shard is
+whole or not there, so a run that broke off goes on after the last one.
 
 Shapes: T tokens of a text, L feature layers, t the target's hidden size.
 """
@@ -133,8 +133,8 @@ class FeatureStore:
         """A text: `input_ids` `[T]`, `loss_mask` `[T]`, `features` `[T, L t]`, `last_hidden` `[T, t]`."""
         shard, name = self._index[place]
         with safe_open(shard, framework="pt") as file:
-            keys = [key for key in file.keys() if key.split(".")[0] == name]
-            text = {key.split(".")[1]: file.get_tensor(key) for key in keys}
+            names = {key.split(".")[1]: key for key in _keys(file) if key.split(".")[0] == name}
+            text = {part: file.get_tensor(key) for part, key in names.items()}
         text["loss_mask"] = text["loss_mask"].bool()
         text.setdefault("last_hidden", text["features"])
         return text
@@ -221,7 +221,7 @@ class FeatureStore:
         index = []
         for shard in self._shards():
             with safe_open(shard, framework="pt") as file:
-                names = {key.split(".")[0] for key in file.keys()}
+                names = {key.split(".")[0] for key in _keys(file)}
             index += [(shard, name) for name in sorted(names, key=int)]
         return index
 
@@ -246,3 +246,7 @@ def batch_of_texts(texts: Sequence[dict[str, Tensor]]) -> TrainingBatch:
     return TrainingBatch(
         rows("input_ids"), exists, places, rows("loss_mask"), features=rows("features"), last_hidden=rows("last_hidden")
     )
+
+
+def _keys(file: Any) -> list[str]:
+    return list(file.keys())  # an open file can be asked for its keys, and not gone through

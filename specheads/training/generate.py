@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -73,10 +74,10 @@ def generate_data(options: GenerateArguments) -> dict[str, Any]:
     try:
         writer, target = _writer(options)
         output.check(_settings(options, target), run_provenance())
-        progress = _Progress(questions if options.streaming else list(questions), output)
-        for batch in _batches(progress, options.batch_size or (256 if options.endpoint else 8)):
-            _answer(batch, writer, output, options)
-            progress.show()
+        with closing(_Progress(questions if options.streaming else list(questions), output)) as progress:
+            for batch in _batches(progress.questions, options.batch_size or (256 if options.endpoint else 8)):
+                _answer(batch, writer, output, options)
+                progress.show()
         return {**output.counts, "duplicates": questions.duplicates, "excluded": questions.left_out}
     finally:
         output.close()
@@ -145,10 +146,10 @@ def _batches(questions: Iterable[Question], size: int) -> Iterator[list[Question
 
 
 class _Progress:
-    """Goes through questions, and shows how fast they are answered and how long it will take.
+    """Shows how fast questions are answered and how long it will take.
 
     Args:
-        questions: What to go through.
+        questions: What is to be answered.
         output: Where the answers go.
     """
 
@@ -163,16 +164,16 @@ class _Progress:
         # What was there before says nothing about the speed.
         self.bar = tqdm(total=total, initial=len(output.done), desc="questions", file=sys.stderr, smoothing=0)
 
-    def __iter__(self) -> Iterator[Question]:
-        yield from self.questions
-        self.bar.close()
-
     def show(self) -> None:
         """Shows what was answered so far."""
         speed = (self.output.counts["tokens"] - self.before) / (time.monotonic() - self.start)
         failed = sum(number for name, number in self.output.counts.items() if name.startswith("failed"))
         self.bar.set_postfix({"tokens/s": f"{speed:.0f}", "failed": failed}, refresh=False)
         self.bar.update(len(self.output.done) - self.bar.n)
+
+    def close(self) -> None:
+        """Ends the line, so that what is said next begins one of its own."""
+        self.bar.close()
 
 
 def _keys(datasets: Iterable[str]) -> Iterator[str]:

@@ -108,8 +108,8 @@ def feature_smooth_l1(laws: Laws) -> Tensor:
     """
     if laws.states is None or laws.target_states is None or laws.states.shape != laws.target_states.shape:
         raise ValueError(
-            "`feature_smooth_l1` compares hidden states, and this head does not predict the target's; it is for EAGLE versions 1 "
-            "and 2."
+            "`feature_smooth_l1` compares hidden states, and this head does not predict the target's; it is for EAGLE "
+            "versions 1 and 2."
         )
     target = laws.target_states.to(laws.states.dtype)
     return nn.functional.smooth_l1_loss(laws.states, target, reduction="none").mean(dim=-1)
@@ -129,8 +129,8 @@ LOSSES: dict[str, Loss] = {
 }
 # These say too little by themselves.
 ONLY_MIXED = ("top_k", "feature_smooth_l1")
-# These move q where it has some probability already: a fresh head stays on what it began with, one that `forward_kl` has trained
-# goes on to better than that.
+# These move q where it has some probability already: a fresh head stays on what it began with, and one that `forward_kl` has
+# trained gets better.
 FOR_TRAINED_HEADS = ("reverse_kl", "jensen_shannon", "total_variation", "negative_log_acceptance")
 # Mixtures with names.
 RECIPES: dict[str, dict[str, float]] = {

@@ -5,6 +5,8 @@ Shapes: R roots, N of them, K depths, t the target's hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,9 +38,13 @@ class MedusaDrafts:
         self.paths = batch.input_ids[rows[:, None], (places[:, None] + reach).clamp(max=last)]
         self.paths = self.paths.clamp(0, head.config.vocab_size - 1)
 
-    def read(self, states: Tensor, depth: int, roots: Tensor) -> DepthOutput:
-        """What one of the heads says (`Drafts.read`)."""
-        return DepthOutput(*self.head.head(depth, states[0], self.paths[roots, : depth + 1]))
+    def read(self, states: Tensor, roots: Tensor, chosen: Sequence[Tensor]) -> list[DepthOutput]:
+        """What each of the heads says (`Drafts.read`)."""
+        paths = self.paths[roots]
+        return [
+            DepthOutput(*self.head.head(depth, states[0, places], paths[places, : depth + 1]))
+            for depth, places in enumerate(chosen)
+        ]
 
     @staticmethod
     def check_depth(head: MedusaHeads, depth: int) -> None:

@@ -199,6 +199,14 @@ class Evaluation:
         """For each depth, how often the draft's first, second, ... token was the target's (`MedusaConfig.head_accuracies`)."""
         return [_shares(row.double(), row.sum().expand(RANKS + 1).double())[:RANKS] for row in self.ranks]
 
+    def include(self, other: Evaluation) -> None:
+        """Adds what another one has measured for the same deployments, in another process for instance."""
+        for name, sums in self.sums.items():
+            sums.values += other.sums[name].values
+            sums.rounds += other.sums[name].rounds
+            sums.replies += other.sums[name].replies
+        self.ranks += other.ranks
+
     def start(self, columns: int) -> None:
         """Begins a batch of rows with that many tokens."""
         self._starts = {name: RoundStarts(columns) for name in self.deployments}
@@ -252,6 +260,7 @@ class Evaluation:
                 if begins is not None:
                     sums.replies[-1][0] += 1
                     sums.replies[-1][1] += chance
+        self._walks = {}
 
 
 @dataclass
@@ -293,10 +302,18 @@ class Walk:
         """At the roots themselves (see `Evaluation.open` for the arguments)."""
         sampling = deployment.sampling
         target = TargetLaws.of(scores if sampling.is_greedy else sampling.warp(scores), vocabulary.ids)
-        table = [torch.zeros(len(roots), depth, dtype=scores.dtype, device=scores.device) for _ in range(3)]
-        deployed = roots.deployed.to(scores.device)
-        one = torch.ones_like(table[0][:, 0])
-        return cls(deployment, target, choices, deployed, torch.zeros_like(table[0], dtype=torch.bool), *table, one)
+        nothing = torch.zeros(len(roots), depth, dtype=scores.dtype, device=scores.device)
+        return cls(
+            deployment,
+            target,
+            choices,
+            deployed=roots.deployed.to(scores.device),
+            trained=nothing.bool(),
+            acceptance=nothing.clone(),
+            accepted=nothing.clone(),
+            reached=nothing.clone(),
+            likelihood=torch.ones_like(nothing[:, 0]),
+        )
 
     def add(self, depth: int, chosen: Tensor, at: Tensor, logits: Tensor, tokens: Tensor) -> None:
         """One depth further (see `Evaluation.add` for the arguments)."""

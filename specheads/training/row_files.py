@@ -18,8 +18,7 @@ from typing import Any
 
 from ..evaluation.prompts import InputError
 from .conversations import LENGTH
-
-PROVENANCE = "provenance.json"
+from .data_provenance import PROVENANCE
 
 
 class OutputError(OSError):
@@ -83,7 +82,7 @@ class LineFile:
         Raises:
             OutputError: if the disk is full, or fails.
         """
-        content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode("utf-8", "surrogatepass")
+        content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode("utf-8", "replace")
         try:
             left = memoryview(content)
             while left:

@@ -1,7 +1,8 @@
 """One training step: a batch of texts to a loss, whatever the head.
 
 The sum of losses and the number of trained tokens are kept apart: what is divided by what is for the trainer, who knows all the
-batches of an optimiser's step. So the loss depends on neither padding, nor how a batch is split, nor how many processes share it.
+batches of an optimiser's step. So the loss depends on neither padding, nor how a batch is split, nor how many processes work
+on it.
 
 Shapes: B rows, T tokens, R roots, K depths, V the target's vocabulary, D the draft's.
 """
@@ -32,8 +33,9 @@ from .weights import DepthWeights
 
 # How heads draft in training, by kind.
 DRAFTS: dict[type[DraftHead], type[EagleDrafts] | type[MedusaDrafts]] = {EagleHead: EagleDrafts, MedusaHeads: MedusaDrafts}
-# How many logits a chunk has, all depths together, unless said otherwise. On a CPU few stay in its caches.
-CHUNK_LOGITS = {"cpu": 2**22}
+# How many logits a chunk has, all depths together, unless said otherwise. Fewer mean that the output layer's gradient, as large
+# as the layer, is summed up more often.
+CHUNK_LOGITS = {"cpu": 2**24}
 OTHER_CHUNK_LOGITS = 2**26
 
 
@@ -76,7 +78,7 @@ class TrainingSettings:
         if self.sampling.is_greedy:
             raise ValueError(
                 "A target that is served greedily has no law to learn from; train with a temperature above 0, or with "
-                '`cross_entropy` on greedy text, and measure with `Deployment(Sampling(temperature=0))`.'
+                "`cross_entropy` on greedy text, and measure with `Deployment(Sampling(temperature=0))`."
             )
 
 
@@ -113,7 +115,7 @@ class DraftTraining(nn.Module):
         kind = next((kind for kind in DRAFTS if isinstance(head, kind)), None)
         if kind is None:
             raise TypeError(f"Heads of the kind {type(head).__name__} are not trained here.")
-        DRAFTS[kind].check_depth(head, settings.depth)  # type: ignore[arg-type]
+        DRAFTS[kind].check_depth(head, settings.depth)
         head.bind(teacher.target)
         layers = head.config.feature_layers or [parts_of(teacher.target).layers]
         if teacher.feature_layers != layers:
@@ -213,17 +215,14 @@ class DraftTraining(nn.Module):
 
     def _steps(self, plan: _Plan, roots: Roots, chunk: slice, states: Tensor, places: Tensor) -> Iterator[_Step]:
         """What the head says at each depth of a chunk, for the roots that are trained so deep."""
-        for depth in range(self.settings.depth):
-            chosen = (roots.depths > depth).nonzero()[:, 0]
-            if not len(chosen):
-                return
-            device = states.device
-            own = states if len(chosen) == len(roots) else states[:, chosen.to(device)]
-            output = plan.drafts.read(own, depth, (chosen + chunk.start).to(device))
+        device, columns = states.device, plan.batch.input_ids.shape[1]
+        by_depth = [(roots.depths > depth).nonzero()[:, 0] for depth in range(int(roots.depths.max()))]
+        numbers = torch.arange(chunk.start, chunk.stop, device=device)
+        outputs = plan.drafts.read(states, numbers, [chosen.to(device) for chosen in by_depth])
+        for depth, (chosen, output) in enumerate(zip(by_depth, outputs, strict=True)):
             some = roots.only(chosen)
             tokens = plan.batch.input_ids[some.rows.to(device), (some.places + depth + 1).to(device)]
-            at = torch.searchsorted(places, some.flat(plan.batch.input_ids.shape[1]) + depth)
-            yield _Step(depth, chosen, at, output, tokens)
+            yield _Step(depth, chosen, torch.searchsorted(places, some.flat(columns) + depth), output, tokens)
 
     def _target_scores(self, plan: _Plan, roots: Roots) -> tuple[Tensor, Tensor]:
         """The target's logits `[U, V]` that judge some roots' drafts, and of which places `[U]` of the flattened batch."""
@@ -289,8 +288,8 @@ class _Found:
 
     @classmethod
     def nothing(cls, roots: int, depth: int, like: Tensor) -> _Found:
-        tables = [torch.zeros(roots, depth, dtype=like.dtype, device=like.device) for _ in range(3)]
-        return cls(*tables, torch.zeros_like(tables[0], dtype=torch.bool))
+        nothing = torch.zeros(roots, depth, dtype=like.dtype, device=like.device)
+        return cls(nothing, nothing.clone(), nothing.clone(), nothing.bool())
 
     @torch.no_grad()
     def note(self, step: _Step, laws: Laws, loss: Tensor) -> None:

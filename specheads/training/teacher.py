@@ -60,8 +60,8 @@ class Teacher:
     def __init__(self, target: PreTrainedModel, feature_layers: Sequence[int] = (), most_bad: float = 0.01):
         if target.config.is_encoder_decoder:
             raise ValueError(
-                f"Heads are trained on texts alone, and {type(target).__name__} reads an encoder's too; train for a decoder-only "
-                "target."
+                f"Heads are trained on texts alone, and {type(target).__name__} reads an encoder's too; train for a "
+                "decoder-only target."
             )
         self.target = target.eval()
         self.parts = parts_of(target)
@@ -83,8 +83,7 @@ class Teacher:
             FloatingPointError: if too many rows had states that are not finite.
         """
         if batch.features is not None:
-            last = batch.features if batch.last_hidden is None else batch.last_hidden
-            return self._checked(batch, batch.features, last)
+            return self._checked(batch, batch.features, batch.features if batch.last_hidden is None else batch.last_hidden)
         layers = sorted({*self.feature_layers, self.parts.layers})
         wanted = compat.hidden_states_request(layers, None)
         outputs = self.target(**self._inputs(batch), use_cache=False, output_hidden_states=wanted, return_dict=True)
@@ -139,8 +138,8 @@ class Teacher:
         own, theirs = self.logits(last[exists]), in_full_precision(logits[exists])
         if not bool(((own - theirs).abs() <= TOLERANCE[self.target.dtype] * theirs.abs().max()).all()):
             raise ValueError(
-                f"The logits of {type(self.target).__name__} are not those of its output layer on its last hidden state, so its "
-                "laws cannot be had in chunks; heads cannot be trained for it."
+                f"The logits of {type(self.target).__name__} are not those of its output layer on its last hidden state, so "
+                "its laws cannot be had in chunks; heads cannot be trained for it."
             )
         self._is_proven = True
 
@@ -161,6 +160,6 @@ class Teacher:
     def _stop_if_too_many(self) -> None:
         if self.rows_skipped > self.most_bad * max(self.rows_seen, LEAST_ROWS):
             raise FloatingPointError(
-                f"{self.rows_skipped} of {self.rows_seen} texts have hidden states of the target that are not finite, more than "
-                f"{self.most_bad:.1%}; run the target in float32 or bfloat16, or look at the data."
+                f"{self.rows_skipped} of {self.rows_seen} texts have hidden states of the target that are not finite, more "
+                f"than {self.most_bad:.1%}; run the target in float32 or bfloat16, or look at the data."
             )

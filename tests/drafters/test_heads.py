@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import specheads
 from specheads import EagleHead, MedusaHeads
 from specheads.drafters import head as head_module
 from specheads.drafters import pairs
@@ -21,7 +20,7 @@ from specheads.drafters.head_runner import HeadRunner
 from specheads.drafters.medusa import MedusaDrafter, sparse_tree
 from specheads.heads import DraftHead
 
-from ..tiny import tiny
+from ..tiny import tiny, with_head
 from .reference import Seen, drafted_paths, law_after, watched
 
 VOCAB = 8
@@ -59,7 +58,7 @@ def random_head(target: PreTrainedModel, name: str) -> DraftHead:
 def setting(name: str, family: str = "llama") -> tuple[PreTrainedModel, DraftHead, type]:
     target = tiny(family, VOCAB, spread=0.15, eos_token_id=END)
     head = random_head(target, name)
-    return specheads.enable(target, drafter=head), head, MedusaDrafter if name.startswith("medusa") else EagleDrafter
+    return with_head(target, head), head, MedusaDrafter if name.startswith("medusa") else EagleDrafter
 
 
 def drafts(target: PreTrainedModel, drafter: type, speculative: dict[str, Any], samples: bool = True) -> tuple[Seen, Any]:
@@ -181,7 +180,7 @@ def test_an_encoder_decoders_features_are_the_decoders() -> None:
         random_head(target, "medusa"),
         EagleHead.from_target(target, transformer_layer_config={"num_attention_heads": 2, "num_key_value_heads": 2}),
     ):
-        specheads.enable(target, drafter=head)
+        with_head(target, head)
         read = {"input_ids": torch.tensor([[3, 4, 5, 6]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
         with watched(type(head_module.drafter_for(head, target))) as seen:
             settings = {"adaptive": False, "draft_tokens": 2, "seed": 1}
@@ -224,16 +223,15 @@ def forgotten_rollback(patch: pytest.MonkeyPatch) -> None:
 
 
 def positions_not_counted(patch: pytest.MonkeyPatch) -> None:
-    original = HeadRunner.advance
-    patch.setattr(
-        HeadRunner, "advance", lambda self, tokens, states, depths, visible: original(self, tokens, states, depths * 0, visible)
-    )
+    original = HeadRunner._open
+    patch.setattr(HeadRunner, "_open", lambda self, depths, size: original(self, depths * 0, size))
 
 
 def states_of_the_root(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         head_module.NodeValues, "of_parents", lambda self, visible: self.values[:, :1].expand(-1, visible.shape[1], -1).clone()
     )
+    patch.setattr(head_module.NodeValues, "last", lambda self: self.values[:, :1])
 
 
 def rows_that_left_in_the_way(patch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from specheads import EagleHead, MedusaHeads, SpeculationStats
 from specheads.drafters.eagle import EagleDrafter
 from specheads.drafters.head import weights_per_pass
 from specheads.drafters.medusa import MedusaDrafter
+from specheads.heads.target_parts import EXPERTS, first_of
 
 from ..heads import perfect
 from ..tiny import tiny
@@ -102,6 +103,16 @@ def test_step_costs_are_shares_of_the_targets_weights() -> None:
     assert 0.3 < first.step_cost < 1.0
     medusa = [specheads.load_drafter(MedusaHeads.from_target(target, num_heads=n), target).step_cost for n in (2, 5)]
     assert medusa[0] == medusa[1] == pytest.approx((32 * 32 + 32 + 32 * 32) / whole)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_a_pass_reads_the_experts_that_a_token_goes_to(family: str) -> None:
+    target = tiny(family)
+    every, active = first_of(target.config, EXPERTS), target.config.num_experts_per_tok
+    experts = sum(weight.numel() for name, weight in target.named_parameters() if ".experts." in name)
+    table = target.get_input_embeddings().weight.numel() * (not target.config.tie_word_embeddings)
+    assert every > active and experts > 0
+    assert weights_per_pass(target) == target.num_parameters() - table - experts * (every - active) // every
 
 
 @pytest.mark.parametrize(

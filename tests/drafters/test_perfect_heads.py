@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import specheads
 from specheads.heads import DraftHead, vocabulary
 from tests.heads import perfect
+from tests.tiny import with_head
 
 from .test_heads import features_of_the_node_before, hidden_state_of_the_root
 
@@ -32,7 +32,7 @@ def head_for(target: PreTrainedModel, kind: str, late: int = 0, **fields: Any) -
 
 def accepted(target: PreTrainedModel, head: DraftHead, **speculative: Any) -> list[list[int]]:
     """The accepted drafts of every round after the prompt's, per row; the text is checked."""
-    specheads.enable(target, drafter=head)
+    with_head(target, head)
     inputs = {"input_ids": IDS, "attention_mask": (IDS > 0).long()}
     if target.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = IDS[:, -1:]

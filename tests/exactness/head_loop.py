@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-import specheads
 from specheads import EagleHead, MedusaHeads
 from specheads.heads import DraftHead
+from tests.tiny import with_head
 
-from .whole_loop import distance, target_and_draft
+from .replay import ReplayNoise, branches
+from .whole_loop import distance, noise_of, target_and_draft
 
 # The rows of a batch of three, padded; the one watched has neighbours of both kinds.
 BATCH = torch.tensor([[1, 0, 1], [0, 0, 1], [0, 2, 1]])
@@ -51,7 +52,7 @@ def random_head(target: PreTrainedModel, kind: str, seed: int = 3, **fields: Any
 def target_with_head(kind: str, vocab_size: int = 3, **fields: Any) -> PreTrainedModel:
     """An enabled target that drafts with a random head."""
     target, _ = target_and_draft(vocab_size)
-    return specheads.enable(target, drafter=random_head(target, kind, **fields))
+    return with_head(target, random_head(target, kind, **fields))
 
 
 def head_distance(scheme: str, setting: str, tokens: int = 4, **changes: Any) -> tuple[float, int]:
@@ -59,3 +60,27 @@ def head_distance(scheme: str, setting: str, tokens: int = 4, **changes: Any) ->
     kind, fields, speculative = SCHEMES[scheme]
     target = target_with_head(kind, **fields)
     return distance(target, None, {"adaptive": False, **speculative, **changes}, setting, 1, tokens)
+
+
+def head_law(
+    scheme: str, ids: torch.Tensor, mask: torch.Tensor, watched: int, stream: int, **arguments: Any
+) -> tuple[dict[Any, float], PreTrainedModel, set[tuple[int, ...]]]:
+    """The law of a row's continuation when drafting with a head, the target, and what lengths the rows were seen to get."""
+    kind, fields, speculative = SCHEMES[scheme]
+    target = target_with_head(kind, **fields)
+    law: dict[Any, float] = {}
+    lengths: set[tuple[int, ...]] = set()
+
+    def run(noise: ReplayNoise) -> tuple[int, ...]:
+        with noise_of(noise):
+            out = target.generate(
+                ids, attention_mask=mask, do_sample=True, return_dict_in_generate=True, pad_token_id=0,
+                speculative={"adaptive": False, **speculative}, **arguments,
+            )  # fmt: skip
+        emitted = tuple(row.num_emitted_tokens for row in out.speculation.rows)
+        lengths.add(emitted)
+        return tuple(out.sequences[watched, ids.shape[1] :].tolist()[: emitted[watched]])
+
+    for probability, result in branches(run, watched if len(ids) > 1 else None, stream):
+        law[result] = law.get(result, 0.0) + probability
+    return law, target, lengths

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import specheads
+from tests.tiny import with_head
 
 from .head_loop import random_head
 from .test_greedy import other_target, prompt
@@ -25,7 +25,7 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def texts(target: PreTrainedModel, family: str, kind: str, batch: int, seed: int = 5) -> tuple[torch.Tensor, Any]:
     """What a call with a head says, padded as plain decoding does, and its statistics."""
-    specheads.enable(target, drafter=random_head(target, kind, seed=seed, **HEADS[kind][0]))
+    with_head(target, random_head(target, kind, seed=seed, **HEADS[kind][0]))
     settings = {"adaptive": False, **HEADS[kind][1]}
     out = target.generate(
         **prompt(family, batch), max_new_tokens=NEW_TOKENS, do_sample=False, speculative=settings, return_dict_in_generate=True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +106,12 @@ def test_speculators(tmp_path):
     assert head.config.norm_before_residual
     assert head.config.own_embeddings
     assert head.config.feature_layers == USUAL
+
+
+def test_speculators_with_the_number_of_feature_layers(tmp_path):
+    config, weights = made.speculators()
+    config["transformer_layer_config"]["num_aux_hidden_states"] = len(USUAL)
+    assert import_head(made.save(tmp_path, config, weights), made.target()).config.feature_layers == USUAL
 
 
 def test_speculators_with_the_last_layer_listed(tmp_path):
@@ -216,6 +224,7 @@ ROUND_TRIPS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:vLLM leaves the bias")
 @pytest.mark.parametrize("format", ROUND_TRIPS)
 def test_what_goes_in_comes_out_bit_by_bit(format, tmp_path):
     target = made.target()
@@ -284,3 +293,16 @@ def test_saved_by_this_library(tmp_path):
     again = import_head(tmp_path, target)
     same(again.state_dict(), head.state_dict())
     assert type(AutoModel.from_pretrained(tmp_path)) is EagleHead
+
+
+@pytest.mark.parametrize(
+    ("make", "layout", "words"),
+    [
+        (lambda target: EagleHead.from_target(target, version=1, fc_bias=True), "eagle", "bias of the fusing layer"),
+        (lambda target: MedusaHeads.from_target(target, output_bias=True), "vllm-medusa", "the output biases"),
+        (lambda target: MedusaHeads.from_target(target, dependence="hydra"), "vllm-medusa", "the hydra dependence"),
+    ],
+)
+def test_what_vllm_leaves_out_is_said(make: Any, layout: str, words: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=words):
+        export_head(make(tiny()), tmp_path / "head", format=layout)

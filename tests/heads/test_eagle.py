@@ -17,7 +17,7 @@ from tests.tiny import tiny
 LENGTH = 7
 VERSIONS = [
     {"version": 1},
-    {"version": 1, "add_para_norm": True, "fc_bias": False},
+    {"version": 1, "add_para_norm": True, "fc_bias": True},
     {"version": 2},
     {"version": 3},
     {"version": 3, "draft_tokens": [1, 4, 5, 9, 17, 30]},
@@ -171,7 +171,7 @@ def test_version_3_is_its_formula():
 
 @torch.no_grad()
 def test_version_1_is_its_formula():
-    target, head, ids, features = setting(batch=1, version=1)
+    target, head, ids, features = setting(batch=1, version=1, fc_bias=True)
     weights, layer = head.state_dict(), head.config.transformer_layer_config
     embeddings = target.get_input_embeddings().weight[ids[0, 1:]]
     hidden = torch.cat([embeddings, features[0]], dim=-1) @ weights["fc.weight"].T + weights["fc.bias"]
@@ -222,7 +222,7 @@ def test_a_draft_vocabulary_that_does_not_fit_is_refused(ids, message):
         ({"draft_vocab_size": 33}, "between 1 and the target's 32, got 33"),
         ({"version": 1, "draft_vocab_size": 8}, "leave out `draft_vocab_size`"),
         ({"version": 1, "norm_output": True}, "has no norm_output"),
-        ({"fc_bias": False}, "has no fc_bias"),
+        ({"fc_bias": True}, "has no fc_bias"),
         ({"logit_scale": 2.0}, "has no logit_scale"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}, "increasing"),
         ({"eagle_aux_hidden_state_layer_ids": [0, 2]}, "must be at most 1"),

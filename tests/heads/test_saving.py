@@ -84,6 +84,7 @@ def test_an_eagle_3_head_is_saved_in_the_speculators_layout(tmp_path):
     assert layer["vocab_size"] == 32
     assert config["draft_vocab_size"] == 8
     assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1]
+    assert layer["num_aux_hidden_states"] == 2  # vLLM takes three where this is not said
     assert {"norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "target_hidden_size"} <= set(config)
     assert config["layer_id_convention"] == "hidden_states"
     assert config["specheads_version"] == __version__

@@ -116,10 +116,10 @@ def test_a_crash_while_writing_leaves_no_half_shard(tmp_path: Path, monkeypatch:
 
     def crash(file: Path, weights: Any) -> None:
         file.write_bytes(b"half")
-        raise OSError
+        raise OSError("the disk is full")
 
     monkeypatch.setattr(feature_store, "write_weights", crash)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="disk is full"):
         store.write(teacher, batches())
     assert sorted(file.name for file in tmp_path.iterdir()) == ["store.json"]
     assert len(FeatureStore(tmp_path)) == 0
@@ -135,6 +135,7 @@ def test_the_quota_holds(tmp_path: Path) -> None:
     assert len(FeatureStore(tmp_path)) == store.texts_done > 0
 
 
+@pytest.mark.filterwarnings("ignore:The head was made for")
 def test_texts_whose_states_do_not_fit_the_precision_are_left_out(tmp_path: Path) -> None:
     teacher, head = teacher_for("medusa")
     teacher.most_bad = 0.1

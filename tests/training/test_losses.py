@@ -63,9 +63,9 @@ def best_ten(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
 
 
 FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "cross_entropy": lambda p, q, tokens: -torch.where(
-        q.gather(1, tokens[:, None]) > 0, q.gather(1, tokens[:, None]), 1
-    )[:, 0].log(),
+    "cross_entropy": lambda p, q, tokens: (
+        -torch.where(q.gather(1, tokens[:, None]) > 0, q.gather(1, tokens[:, None]), 1)[:, 0].log()
+    ),
     "forward_kl": of_known(kl),
     "reverse_kl": of_known(lambda p, q: kl(q, p)),
     "jensen_shannon": of_known(lambda p, q: (kl(p, (p + q) / 2) + kl(q, (p + q) / 2)) / 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -147,8 +148,6 @@ def test_a_completion_without_a_template_begins_where_the_prompt_ends() -> None:
 
 
 def _without_template() -> Any:
-    import copy
-
     tokenizer = copy.deepcopy(tokenizer_for("chatml"))
     tokenizer.chat_template = None
     return tokenizer
@@ -195,8 +194,6 @@ def test_a_template_that_renders_replies_otherwise_than_it_asks_for_them_is_refu
 
 
 def test_the_templates_own_marks_count_where_it_cannot_be_taken_apart() -> None:
-    import copy
-
     tokenizer = copy.deepcopy(tokenizer_for("opens-thought"))
     shown = "{{ message['content'].split('</think>')[-1] }}"
     tokenizer.chat_template = tokenizer.chat_template.replace(shown, "{% generation %}" + shown + "{% endgeneration %}")
@@ -233,8 +230,6 @@ def test_what_the_template_refuses_is_refused_with_its_words() -> None:
 
 
 def test_tools_are_shown_to_the_template() -> None:
-    import copy
-
     tokenizer = copy.deepcopy(tokenizer_for("chatml"))
     tokenizer.chat_template = "{% for tool in tools or [] %}<{{ tool['name'] }}>{% endfor %}" + tokenizer.chat_template
     for tools in ([{"name": "search"}], '[{"name": "search"}]'):
@@ -272,3 +267,14 @@ def test_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch, attribute: str, muta
     assert learned("chatml", {"messages": messages}) == [expected("chatml", replies(messages))]
     monkeypatch.setattr(chat_format.ChatFormat, attribute, mutant)
     assert learned("chatml", {"messages": messages}) != [expected("chatml", replies(messages))]
+
+
+def test_a_template_that_opens_replies_with_nothing_makes_no_prompt_a_rendered_one() -> None:
+    tokenizer = copy.deepcopy(tokenizer_for("chatml"))
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['content'] }}"
+        "{% if message['role'] == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+    )
+    (pair,) = Encoder(tokenizer).examples({"prompt": "Is it?", "completion": "Yes."}, "row 1")
+    (messages,) = Encoder(tokenizer).examples({"messages": chat("Is it?", "Yes.")}, "row 1")
+    assert pair == messages and tokenizer.decode(pair["input_ids"]) == "Is it?Yes.<|im_end|>"

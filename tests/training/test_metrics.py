@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import specheads
 from specheads.heads import DraftHead
 from specheads.training import Deployment, Evaluation, Sampling, TrainingBatch
 
-from ..tiny import tiny
+from ..tiny import tiny, with_head
 from .tools import DEPTH, batch_of, new_head, packed, random_texts, training_of
 
 END, PROMPT, NEW = 2, 4, 24
@@ -31,7 +30,7 @@ def setting(name: str, spread: float, steps: int = 0) -> tuple[Any, DraftHead]:
         output = training(batch)
         (output.loss_sum / output.trained).backward()
         optimiser.step()
-    return specheads.enable(target, drafter=head), head
+    return with_head(target, head), head
 
 
 def written(target: Any, rows: int, end: int | None = None, **settings: Any) -> tuple[TrainingBatch, list[int], list[int]]:
@@ -183,6 +182,18 @@ def test_packed_texts_measure_the_same() -> None:
     together = evaluated(target, head, packed(texts, prompts), deployment).sums[""]
     torch.testing.assert_close(torch.tensor(apart.replies), torch.tensor(together.replies))
     torch.testing.assert_close(apart.values, together.values)
+
+
+def test_measurements_add_up() -> None:
+    target, head = setting("medusa", spread=0.3)
+    texts, prompts = random_texts(5)
+    whole = evaluated(target, head, batch_of(texts, prompts), Deployment())
+    parts = evaluated(target, head, batch_of(texts[:2], prompts[:2]), Deployment())
+    parts.include(evaluated(target, head, batch_of(texts[2:], prompts[2:]), Deployment()))
+    assert parts.sums[""].mean_acceptance_length == pytest.approx(whole.sums[""].mean_acceptance_length)
+    assert parts.sums[""].conditional_acceptance == pytest.approx(whole.sums[""].conditional_acceptance)
+    assert parts.sums[""].acceptance_at_position == pytest.approx(whole.sums[""].acceptance_at_position)
+    assert torch.equal(parts.ranks, whole.ranks)
 
 
 def test_text_that_the_settings_exclude_gives_numbers() -> None:

@@ -12,7 +12,6 @@ import specheads
 from specheads import EagleHead, MedusaHeads
 from specheads.drafters.eagle import EagleDrafter
 from specheads.drafters.medusa import MedusaDrafter
-from specheads.training import unroll as unroll_module
 from specheads.training import masks
 from specheads.training import unroll as unroll_module
 from specheads.training.medusa_step import MedusaDrafts
@@ -20,7 +19,7 @@ from specheads.training.step import DRAFTS
 from specheads.training.unroll import RootTable
 
 from ..drafters.reference import watched
-from ..tiny import tiny
+from ..tiny import tiny, with_head
 from .tools import DEPTH, HEADS, batch_of, new_head, packed, said, training_of
 
 LENGTHS = [6, 2, 5, 3]
@@ -30,7 +29,7 @@ def drafts(name: str, family: str = "llama") -> tuple[Any, list[tuple[list[int],
     """A head in training, and what it drafted in a real call: committed text, drafted tokens and their laws `[K, V]`."""
     target = specheads.enable(tiny(family, spread=0.15, eos_token_id=None), drafter="none")
     head = new_head(target, name)
-    specheads.enable(target, drafter=head)
+    with_head(target, head)
     ids = torch.randint(3, 32, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(1))
     mask = torch.stack([torch.arange(max(LENGTHS)) >= max(LENGTHS) - length for length in LENGTHS]).long()
     with watched(MedusaDrafter if name.startswith("medusa") else EagleDrafter) as seen:

@@ -52,9 +52,7 @@ def assert_same_as_alone(target: Any, batch: TrainingBatch, places: list[tuple[i
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("family", "left"), [*((family, False) for family in PADDED), *((family, True) for family in PACKED)]
-)
+@pytest.mark.parametrize(("family", "left"), [*((family, False) for family in PADDED), *((family, True) for family in PACKED)])
 def test_padded_rows(family: str, left: bool) -> None:
     width = max(map(len, TEXTS)) + 2
     starts = [width - len(text) if left else 0 for text in TEXTS]
@@ -112,6 +110,7 @@ def broken(target: Any, row: int) -> TrainingBatch:
     return batch
 
 
+@pytest.mark.filterwarnings("ignore:The head was made for")
 @pytest.mark.parametrize("name", ["eagle 3", "medusa"])
 def test_texts_with_states_that_are_not_finite_are_skipped_and_counted(name: str) -> None:
     target = tiny("llama", tie_word_embeddings=False)

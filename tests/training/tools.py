@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,9 @@ def training_of(head: DraftHead, target: PreTrainedModel, depth: int = DEPTH, **
     return DraftTraining(head, Teacher(target, head.config.feature_layers), TrainingSettings(depth, **settings))
 
 
-def batch_of(texts: Sequence[Sequence[int]], prompts: Sequence[int], width: int | None = None, left: bool = False) -> TrainingBatch:
+def batch_of(
+    texts: Sequence[Sequence[int]], prompts: Sequence[int], width: int | None = None, left: bool = False
+) -> TrainingBatch:
     """Texts as rows, padded to a width on one side; the first tokens of each are the prompt's."""
     width = width or max(map(len, texts))
 
@@ -84,14 +86,23 @@ def random_texts(count: int, longest: int = 14, vocab_size: int = 32, seed: int 
     return texts, [2 + length % 3 for length in lengths]
 
 
+def steps(training: DraftTraining, plan: Any) -> Iterator[Any]:
+    """What the head says at each depth, of all roots at once."""
+    _, places = training._target_scores(plan, plan.roots)
+    return training._steps(plan, plan.roots, slice(0, len(plan.roots)), plan.drafts.states, places)
+
+
+@torch.no_grad()
+def confidence(training: DraftTraining, batch: TrainingBatch) -> list[float]:
+    """How sure the head is on average, at each depth."""
+    return [float(step.output.confidence.sigmoid().mean()) for step in steps(training, training._plan(batch))]
+
+
 @torch.no_grad()
 def said(training: DraftTraining, batch: TrainingBatch) -> dict[tuple[int, int, int], Tensor]:
     """By row, root and depth (from 0 on), the law `[V]` of the head in training."""
-    plan = training._plan(batch)
-    everything = slice(0, len(plan.roots))
-    _, places = training._target_scores(plan, plan.roots)
-    laws = {}
-    for step in training._steps(plan, plan.roots, everything, plan.drafts.states, places):
+    plan, laws = training._plan(batch), {}
+    for step in steps(training, plan):
         scattered = training.head.scatter(step.output.logits).softmax(dim=-1)
         for law, root in zip(scattered, step.chosen.tolist(), strict=True):
             laws[int(plan.roots.rows[root]), int(plan.roots.places[root]), step.depth] = law
