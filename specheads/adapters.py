@@ -76,7 +76,7 @@ def set_adapter_weights(target: PreTrainedModel, weights: Mapping[str, Tensor]) 
 
 def goes_with(drafter: Any) -> bool:
     """Whether a drafter's head was trained together with an adapter of its target."""
-    head = getattr(drafter, "head", None)
+    head = getattr(getattr(drafter, "source", drafter), "head", None)
     return bool(getattr(getattr(head, "config", None), "target_adapter", False))
 
 

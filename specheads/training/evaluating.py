@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
+from ..drafters import load_drafter
 from ..mixin import disable, enable
 from ..stats import RowStats
 from .batch import TrainingBatch
@@ -116,7 +117,7 @@ def _generate(
     rows = []
     enable(
         target,
-        drafter=drafts.head,
+        drafter=load_drafter(drafts.head, target, with_suffix=False),  # it is the head that is measured
         draft_tokens=drafts.settings.depth,
         verification=verification,
         draft_temperature=deployment.draft_temperature,

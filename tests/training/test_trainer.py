@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_kill_while_saving_leaves_the_checkpoint_before(
     assert folders == {"checkpoint-4", ".writing-checkpoint-8"}
     trainer = run([*arguments, "--resume_from_checkpoint", "true"])
     assert trainer.state.global_step == 8
-    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == {"checkpoint-8"}
+    assert {path.name for path in (tmp_path / "out").glob("*checkpoint*")} == {"checkpoint-8"}
 
 
 @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), RuntimeError("PytorchStreamWriter failed writing")])
@@ -149,18 +150,22 @@ def accumulated(target_folder: Path, chats: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("fsdp", [False, True])
-def test_two_processes_train_as_one(fsdp: bool, accumulated: Path, target_folder: Path, chats: Path, tmp_path: Path) -> None:
+def test_two_processes_train_as_one_also_when_killed_and_resumed(
+    fsdp: bool, accumulated: Path, target_folder: Path, chats: Path, tmp_path: Path
+) -> None:
     more = ["eval_strategy", "steps", "eval_steps", "8", "eval_dataset_name", str(chats), "generate_tokens", "4"]
     arguments = flags(target_folder, chats, tmp_path, *_saving("--max_steps", "8"), *more)
 
-    def work() -> None:
+    def work(*others: str, callbacks: Sequence[Any] = ()) -> None:
         if fsdp:
             shard_on_cpu()
-        trainer = run(arguments)
+        trainer = run([*arguments, *others], callbacks)
         sharded = [isinstance(weight, DTensor) for weight in trainer.model.parameters()]
         assert trainer.accelerator.num_processes == 2 and all(sharded) == any(sharded) == fsdp
 
-    assert in_two_processes(work) == [0, 0]
+    # Killed after the first of two checkpoints, and resumed.
+    assert in_two_processes(lambda: work(callbacks=[KillAt(6)])) == [-signal.SIGKILL] * 2
+    assert in_two_processes(lambda: work("--resume_from_checkpoint", "true")) == [0, 0]
     assert losses(tmp_path) == pytest.approx(losses(accumulated), rel=1e-4)
     ours, theirs = load_file(tmp_path / "model.safetensors"), load_file(accumulated / "model.safetensors")
     assert ours.keys() == theirs.keys()
