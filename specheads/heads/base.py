@@ -43,6 +43,8 @@ class HeadConfig(PreTrainedConfig):
         logit_scale: What the logits of the output layer are multiplied by, as the target does.
         final_logit_softcapping: The bound c of `c * tanh(logits / c)`, as the target has it, or `None`.
         embedding_multiplier: What the rows of the embedding table are multiplied by.
+        training_data: What the head was trained on, as `specheads.training.data_provenance.describe_data` says it, the
+            arguments of the chat template among it.
         target_adapter: Whether the head goes with an adapter of its target (Medusa-2), which lies in the folder `adapter`.
 
     Raises:
@@ -56,6 +58,7 @@ class HeadConfig(PreTrainedConfig):
     logit_scale: float = 1.0
     final_logit_softcapping: float | None = None
     embedding_multiplier: float = 1.0
+    training_data: dict[str, Any] | None = None
     target_adapter: bool = False
 
     # What goes into the file as `architectures`: the name under which serving engines know the layout.

@@ -97,7 +97,7 @@ class TrainingRecord:
     data_fingerprint: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
-    curve: Sequence[Mapping[str, float]] = ()
+    curve: Sequence[Mapping[str, float]] = field(default_factory=list)
 
 
 def records_as_json(

@@ -18,11 +18,12 @@ from .checkpoints import checkpoint_to_resume
 from .command_line import parse
 from .corpus import Corpus, load_corpus, prompts_of
 from .data import Collator
+from .data_provenance import warn_of_other_writers
 from .draft_vocabulary import most_frequent, special_tokens, token_counts
 from .estimates import estimate
 from .evaluating import merged
 from .medusa2 import AdaptedTeacher, JointTraining
-from .record import measured_results, training_record
+from .record import data_description, measured_results, training_record
 from .step import DraftTraining
 from .stored import collate_stored, stored_texts
 from .teacher import Teacher
@@ -107,6 +108,8 @@ def _trainer(
     target, tokenizer = load_target(head, args)
     corpus = load_corpus(data, tokenizer, target, args.seed)
     made = _head(head, args, target, tokenizer, corpus)
+    made.config.training_data = data_description(data, corpus.template_arguments)
+    warn_of_other_writers(data.dataset_name, made.config.base_model or {})
     drafts = _in_training(head, args, made, target)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     collator: Any = Collator(pad)

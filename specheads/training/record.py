@@ -6,12 +6,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from ..evaluation.intervals import Interval
 from ..evaluation.provenance import provenance, run_provenance
+from ..heads.download import is_repository_id
 from ..heads.results import MeasuredResults, TaskResult, TrainingRecord
 from .arguments import DataArguments, HeadArguments, HeadTrainingArguments
+from .data_provenance import describe_data
 from .evaluating import Measured
 
 PACKAGES = ("accelerate", "datasets", "peft")
@@ -47,12 +50,29 @@ def training_record(
     run = without_secrets(run_provenance())
     return TrainingRecord(
         command=run["command"],
-        datasets=list(data.dataset_name),
+        datasets=[public_name(name) for name in data.dataset_name],
         data_fingerprint=fingerprint,
         arguments={name: value for part in (head, data, args) for name, value in _chosen(part).items()},
         versions={**run["versions"], **{package: _version(package) for package in PACKAGES}},
         curve=curve(history),
     )
+
+
+def public_name(dataset: str) -> str:
+    """A dataset's name for others: of a file or folder here, its last part."""
+    return dataset if is_repository_id(dataset) and not Path(dataset).exists() else Path(dataset).name
+
+
+def data_description(data: DataArguments, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a head's config keeps of its data.
+
+    Args:
+        data: The data.
+        arguments: Those of the chat template.
+    """
+    description = describe_data(data.dataset_name, arguments)
+    datasets = [{**entry, "source": public_name(entry["source"])} for entry in description["datasets"]]
+    return {**description, "datasets": datasets}
 
 
 def measured_results(

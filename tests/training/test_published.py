@@ -33,9 +33,11 @@ def test_card_tells_of_the_run_and_its_tasks(target_folder: Path, chats: Path, t
     results, training = load_records(tmp_path / "out")
     assert results is not None and [task.task for task in results.tasks] == ["code", "talk"]
     assert all(len(task.acceptance_at_position) == 3 for task in results.tasks)
-    assert training is not None and training.datasets == [str(chats)] and len(training.data_fingerprint or "") == 32
+    assert training is not None and training.datasets == ["chats.jsonl"] and len(training.data_fingerprint or "") == 32
     assert training.arguments["depth"] == 3 and training.arguments["max_steps"] == 6
     assert [point["step"] for point in training.curve] == [2, 4, 6]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["training_data"] == {"template_arguments": {}, "datasets": [{"source": "chats.jsonl"}]}
     card = (tmp_path / "out" / "README.md").read_text()
     evaluated = [entry for entry in trainer.state.log_history if "eval_mean_acceptance_length" in entry]
     assert f"{evaluated[-1]['eval_mean_acceptance_length']:.3f}" in card and "| talk |" in card
