@@ -85,6 +85,7 @@ def train(head: HeadArguments, data: DataArguments, args: HeadTrainingArguments,
     if corpus.tasks and not data.streaming:
         _measure_tasks(trainer, corpus)
     trainer.save_model()
+    logger.info("The head is in %s: specheads.enable(model, drafter=%r).", args.output_dir, str(args.output_dir))
     return trainer
 
 

@@ -211,3 +211,20 @@ def test_evaluation_does_not_change_training(target_folder: Path, chats: Path, t
     run(flags(target_folder, chats, tmp_path / "without", *more))
     run(flags(target_folder, chats, tmp_path / "with", *more, "eval_strategy", "steps", "eval_steps", "1"))
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
+
+
+@pytest.mark.parametrize("way", [["packing", "true"], ["streaming", "true"], ["packing", "true", "streaming", "true"]])
+def test_packed_and_streamed_data(way: list[str], target_folder: Path, chats: Path, tmp_path: Path) -> None:
+    more = [*_saving("--max_steps", "4"), *way, "max_length", "128", "per_device_train_batch_size", "1"]
+    more += ["eval_dataset_name", str(chats), "eval_strategy", "steps", "eval_steps", "4"]
+    trainer = run(flags(target_folder, chats, tmp_path, *more))
+    assert trainer.state.global_step == 4 and len(losses(tmp_path)) == 4
+    assert any("eval_mean_acceptance_length" in entry for entry in trainer.state.log_history)
+
+
+def test_head_can_be_trained_on(target_folder: Path, chats: Path, tmp_path: Path) -> None:
+    run(flags(target_folder, chats, tmp_path / "first", *_saving("--max_steps", "8")))
+    first = losses(tmp_path / "first")
+    more = _saving("--max_steps", "4", "--head_name_or_path", str(tmp_path / "first"))
+    trainer = run(flags(target_folder, chats, tmp_path / "second", *more))
+    assert losses(tmp_path / "second")[0] < first[0] and trainer.head.config.own_vocab_size == 48
