@@ -13,6 +13,7 @@ import specheads
 from specheads.adapters import NAME, WEIGHTS
 from specheads.heads.provenance import weights_fingerprint
 from specheads.training.medusa2 import AdaptedTeacher
+from tests.hub import Hub
 
 from .runs import flags, losses, run, write_chats
 
@@ -84,3 +85,23 @@ def test_resumed_as_if_it_had_not_ended(target_folder: Path, trained: Any, tmp_p
     ours, theirs = resumed.drafts, unbroken.drafts
     assert isinstance(ours.teacher, AdaptedTeacher)
     assert all(torch.equal(a, b) for a, b in zip(ours.adapter, theirs.adapter, strict=True))
+
+
+def test_both_come_from_the_hub(hub: Hub, target_folder: Path, trained: Any, tmp_path: Path) -> None:
+    more = [
+        "max_steps",
+        "4",
+        "heads_alone",
+        "0.0",
+        "push_to_hub",
+        "true",
+        "hub_model_id",
+        "someone/medusa2",
+        "hub_token",
+        "secret",
+    ]
+    trainer = run(flags(target_folder, trained[2], tmp_path / "out", *LORA, *more))
+    model, ids = _model(target_folder), torch.tensor([[5, 6, 7, 8]])
+    with pytest.warns(UserWarning, match="that of the adapted model"):
+        specheads.enable(model, drafter="someone/medusa2")
+    torch.testing.assert_close(model(ids).logits, trainer.drafts.teacher.target(ids).logits)
