@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from ..evaluation.prompts import InputError
 
 WRITING = ".writing-"
+RUN = "run.json"  # in a checkpoint: what a run must have in common with the one that it goes on with
 # What torch says where a file cannot be written, in place of an OSError.
 TORCH_WRITE_FAULTS = ("PytorchStreamWriter", "inline_container", "Parent directory", "cannot be opened")
 LITTLE = 2**20  # bytes
@@ -98,3 +101,20 @@ def checkpoint_to_resume(folder: Path, wanted: str | None) -> Path | None:
     if last is None:
         raise InputError(f"There is no checkpoint in {folder} to resume from; leave out --resume_from_checkpoint.")
     return last
+
+
+def check_same_run(checkpoint: Path, run: Mapping[str, Any]) -> None:
+    """Refuses to go on with another run's checkpoint: the steps that are left would not be those that were left.
+
+    Args:
+        checkpoint: The checkpoint.
+        run: What must be as it was.
+
+    Raises:
+        InputError: if something is not.
+    """
+    file = checkpoint / RUN
+    before = json.loads(file.read_text()) if file.is_file() else {}
+    changed = [f"{name} was {before[name]} and is {value}" for name, value in run.items() if before.get(name, value) != value]
+    if changed:
+        raise InputError(f"{checkpoint} is of a run with other settings: {', '.join(changed)}. Resume with those it had.")

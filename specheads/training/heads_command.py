@@ -14,7 +14,7 @@ from ..evaluation.prompts import InputError
 from ..heads import DraftHead, MedusaHeads
 from ..heads.target_parts import parts_of
 from .arguments import DataArguments, HeadArguments, HeadTrainingArguments
-from .checkpoints import checkpoint_to_resume
+from .checkpoints import check_same_run, checkpoint_to_resume
 from .command_line import parse
 from .corpus import Corpus, load_corpus, prompts_of
 from .data import Collator
@@ -77,6 +77,14 @@ def train(head: HeadArguments, data: DataArguments, args: HeadTrainingArguments,
     _set_up_logging(args)
     resumed = checkpoint_to_resume(Path(args.output_dir or "."), args.resume_from_checkpoint)
     trainer, corpus = _trainer(head, data, args, callbacks)
+    trainer.run = {
+        "data": corpus.fingerprint,
+        "examples_per_step": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "train_sampling_strategy": args.train_sampling_strategy,
+        "seed": args.seed,
+    }
+    if resumed is not None:
+        check_same_run(resumed, trainer.run)
     if args.should_log:
         first = next(iter(trainer.get_train_dataloader()))
         logger.info("Before the run: %s", estimate(trainer.drafts, [first], args, corpus.written))

@@ -28,10 +28,10 @@ from ..adapters import WEIGHTS as ADAPTER_WEIGHTS
 from ..adapters import save_adapter, set_adapter_weights
 from ..evaluation.prompts import InputError
 from ..heads import DraftHead
-from ..heads.saving import written_together
+from ..heads.saving import write_json, written_together
 from .arguments import HeadTrainingArguments
 from .batch import TrainingBatch, count_trained
-from .checkpoints import WRITING, clear_unfinished, explained
+from .checkpoints import RUN, WRITING, clear_unfinished, explained
 from .corpus import lengths_of
 from .evaluating import Measured, measure
 from .medusa2 import AdaptedTeacher, JointTraining
@@ -75,6 +75,7 @@ class HeadTrainer(Trainer):
 
     Attributes:
         measured: What the last evaluation found.
+        run: What checkpoints say of the run, for those who resume (`check_same_run`).
         beside: `training` and `results`, which are saved beside the head and shown by its card.
     """
 
@@ -109,6 +110,7 @@ class HeadTrainer(Trainer):
             raise InputError("Heads with an adapter of their target are small enough for every process; train without FSDP.")
         self.measured: Measured | None = None
         self.beside: dict[str, Any] = {}
+        self.run: dict[str, Any] = {}
         clear_unfinished(Path(args.output_dir))
 
     @property
@@ -348,6 +350,7 @@ class HeadTrainer(Trainer):
             for callback in [*self.callback_handler.callbacks, self.control]:
                 if isinstance(callback, ExportableState):
                     self.state.stateful_callbacks[type(callback).__name__] = callback.state()
+            write_json(folder / RUN, self.run)
             self.state.save_to_json(str(folder / "trainer_state.json"))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:

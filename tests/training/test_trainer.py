@@ -93,6 +93,10 @@ def test_killed_run_goes_on_as_if_it_had_not_been(target_folder: Path, chats: Pa
         assert torch.equal(ours, theirs)
     with pytest.raises(InputError, match="already has checkpoint-24"):
         run(killed)
+    with pytest.raises(InputError, match="examples_per_step was 2 and is 4"):
+        run([*killed, "--resume_from_checkpoint", "true", "--gradient_accumulation_steps", "2"])
+    with pytest.raises(InputError, match="data was"):
+        run([*killed, "--resume_from_checkpoint", "true", "--dataset_name", str(chats)])
 
 
 def test_kill_while_saving_leaves_the_checkpoint_before(
