@@ -49,7 +49,7 @@ def test_a_folder_drafts_as_the_head_does(name: str, tmp_path: Path) -> None:
     head.save_pretrained(tmp_path)
     for folder in (str(tmp_path), tmp_path):
         specheads.enable(target, drafter=folder)
-        assert isinstance(target._speculation.drafter, kind)
+        assert isinstance(target._speculation.drafter.source, kind)
         assert says(target)[0] == text
         assert says(target)[1].acceptance_histogram == [1, 0, 0, 0, 2]
     specheads.enable(target)
@@ -70,7 +70,7 @@ def test_options_reach_the_loading(tmp_path: Path) -> None:
     head = EagleHead.from_target(target)
     head.save_pretrained(tmp_path / "inner")
     drafter = specheads.load_drafter(str(tmp_path), target, subfolder="inner")
-    assert isinstance(drafter, EagleDrafter)
+    assert isinstance(drafter.source, EagleDrafter)
     with pytest.raises(OSError, match="nobody/nothing"):
         specheads.load_drafter("nobody/nothing", target, local_files_only=True)
 

@@ -37,8 +37,8 @@ WAYS: dict[str, Callable[..., DraftHead]] = {
     "from_pretrained": lambda name, _, kind, **options: kind.from_pretrained(name, **options),
     "AutoModel": lambda name, _, kind, **options: AutoModel.from_pretrained(name, **options),
     "import_head": lambda name, target, _, **options: specheads.import_head(name, target, **options),
-    "load_drafter": lambda name, target, _, **options: specheads.load_drafter(name, target, **options).head,
-    "enable": lambda name, target, _, **options: drafter_of(specheads.enable(target, drafter=name, **options)).head,
+    "load_drafter": lambda name, target, _, **options: specheads.load_drafter(name, target, **options).source.head,
+    "enable": lambda name, target, _, **options: drafter_of(specheads.enable(target, drafter=name, **options)).source.head,
 }
 
 
