@@ -77,8 +77,8 @@ def test_options_reach_the_loading(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     target = tiny("llama")
-    with pytest.raises(ValueError, match=r"Unknown drafter 'sufix'; known are none, .*owner/name"):
-        specheads.enable(target, drafter="sufix")
+    with pytest.raises(ValueError, match=r"Unknown drafter 'suffixes'; known are none, .*owner/name"):
+        specheads.enable(target, drafter="suffixes")
     with pytest.raises(TypeError, match="revision: only a head"):
         specheads.load_drafter("suffix", target, revision="main")
     with pytest.raises(FileNotFoundError):
