@@ -61,7 +61,7 @@ def generated(model: Any, head: DraftHead | None, prompts: list[list[int]], draf
     """Greedy texts as `generate` makes them, with a head or, without rounds, plainly."""
     drafts: list[list[int]] = []
     if head is not None:
-        specheads.enable(model, drafter=noting(specheads.load_drafter(head, model), drafts))
+        specheads.enable(model, drafter=noting(specheads.load_drafter(head, model, with_suffix=False), drafts))
     speculative = {"draft_tokens": draft_tokens, "adaptive": False, "per_step": True}
     texts = []
     for ids in prompts:
