@@ -48,7 +48,7 @@ MEDUSA = {
     "medusa-vocabulary": {"draft_tokens": VOCABULARY},
 }
 EAGLE_1 = {
-    "eagle1-bias": {},
+    "eagle1-bias": {"fc_bias": True},
     "eagle1-norms": {"fc_bias": False, "add_para_norm": True},
     "eagle1-saved": {"fc_bias": False},
 }
