@@ -25,7 +25,7 @@ def fills_passes(model: PreTrainedModel) -> bool:
 
 
 def filled_columns(rows: int, columns: int) -> int:
-    """How many columns a pass is to have that needs some for each of its rows."""
-    while 1 < rows * columns < MANY_TOKENS and (rows * columns < LEAST_TOKENS or rows * columns % 2):
+    """How many columns a pass is to have that needs some for each of its rows; of several rows, a column more is too many."""
+    while rows == 1 < columns < MANY_TOKENS and (columns < LEAST_TOKENS or columns % 2):
         columns += 1
     return columns
