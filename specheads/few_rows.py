@@ -8,6 +8,7 @@ one token for 2 to 8). So such a pass is given columns that nothing looks at.
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .packing import is_packed
@@ -29,3 +30,17 @@ def filled_columns(rows: int, columns: int) -> int:
     while rows == 1 < columns < MANY_TOKENS and (columns < LEAST_TOKENS or columns % 2):
         columns += 1
     return columns
+
+
+def filled(tokens: Tensor, depths: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A pass (`ModelRunner.extend`) with more columns: copies of the roots that nothing attends to but they themselves."""
+    columns = filled_columns(*tokens.shape) - tokens.shape[1]
+    if not columns:
+        return tokens, depths, visible
+    themselves = torch.eye(visible.shape[-1] + columns, dtype=torch.bool, device=visible.device)[-columns:]
+    wider = nn.functional.pad(visible, (0, columns))
+    return (
+        torch.cat([tokens, tokens[:, :1].expand(-1, columns)], dim=1),
+        torch.cat([depths, depths[:, :1].expand(-1, columns)], dim=1),
+        torch.cat([wider, themselves.expand(len(tokens), -1, -1)], dim=1),
+    )

@@ -264,6 +264,7 @@ def _take_adapter_away(model: Any) -> None:
     attachment = model.__dict__.get("_speculation")
     if attachment is not None and attachment.is_adapted:
         adapters.remove_adapter(model)
+        attachment.is_adapted = False  # what follows may fail
 
 
 def _taken_download_options(options: dict[str, Any]) -> dict[str, Any]:

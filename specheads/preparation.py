@@ -211,7 +211,10 @@ def _runner(
     names = (*OUTPUT_SWITCHES, *(ENCODER_INPUTS if model.config.is_encoder_decoder else ()))
     given = request.model_kwargs
     inputs = {name: given[name] for name in names if given.get(name) is not None}
-    return make_runner(model, cache, prompt, family_of(model), room, inputs, fills_passes(model))
+    family = family_of(model)
+    runner = make_runner(model, cache, prompt, family, room, inputs)
+    runner.fills = family.takes_trees and fills_passes(model)
+    return runner
 
 
 def check_mode(mode: Any, generation_config: Any, synced_gpus: bool | None) -> None:

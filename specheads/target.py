@@ -21,7 +21,7 @@ from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 from . import compat
 from .cache import SlotCache
 from .families import Family, family_of
-from .few_rows import filled_columns
+from .few_rows import filled
 
 
 @dataclass
@@ -143,7 +143,7 @@ class ModelRunner(ABC):
         written: How many tokens of the round each row has run on.
         lengths: Per line, how many columns are committed.
         must_rest: Whether the next round is to be one without a draft.
-        fills: Whether passes of a few tokens are given more columns, which nothing looks at.
+        fills: Whether a round's only pass is given more columns, which nothing looks at, where that is quicker (`few_rows`).
     """
 
     written: int
@@ -236,22 +236,13 @@ class SlotRunner(ModelRunner):
         tokens: How many more slots a row may need.
         inputs: What else every pass needs: for an encoder-decoder the encoder's outputs and mask, one line per row; and which
             outputs are asked for.
-        fills: Whether a round's only pass may be given columns that nothing looks at (`few_rows`).
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        cache: Cache,
-        prompt: Prompt,
-        family: Family,
-        tokens: int,
-        inputs: dict[str, Any],
-        fills: bool = False,
+        self, model: PreTrainedModel, cache: Cache, prompt: Prompt, family: Family, tokens: int, inputs: dict[str, Any]
     ):
         super().__init__(model, cache, prompt)
         self.family = family
-        self.fills = fills and family.takes_trees
         if isinstance(cache, EncoderDecoderCache):
             self.slots = SlotCache.adopt(cache.self_attention_cache, tokens)
             own: Cache = EncoderDecoderCache(self.slots, cache.cross_attention_cache)
@@ -273,7 +264,7 @@ class SlotRunner(ModelRunner):
         asked = tokens.shape[1]
         tokens, depths, visible = tokens.to(device), depths.to(device), visible.to(device)
         if self.fills:
-            tokens, depths, visible = _filled(tokens, depths, visible, filled_columns(*tokens.shape) - asked)
+            tokens, depths, visible = filled(tokens, depths, visible)
         self.slots.open(self.written, tokens.shape[1])
         self.round_depths = torch.cat([self.round_depths, depths], dim=1) if self.written else depths
         self.written += tokens.shape[1]
@@ -373,19 +364,6 @@ class SlotRunner(ModelRunner):
         return column_mask(self.hidden, self.slots.layout.end)
 
 
-def _filled(tokens: Tensor, depths: Tensor, visible: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A pass with more columns: copies of the roots that nothing attends to but they themselves."""
-    if not columns:
-        return tokens, depths, visible
-    themselves = torch.eye(visible.shape[-1] + columns, dtype=torch.bool, device=visible.device)[-columns:]
-    wider = nn.functional.pad(visible, (0, columns))
-    return (
-        torch.cat([tokens, tokens[:, :1].expand(-1, columns)], dim=1),
-        torch.cat([depths, depths[:, :1].expand(-1, columns)], dim=1),
-        torch.cat([wider, themselves.expand(len(tokens), -1, -1)], dim=1),
-    )
-
-
 def column_mask(hidden: Tensor | None, columns: int) -> Tensor | None:
     """A stock attention mask `[B, S]` of ones, and zeros for the hidden columns `[B, P]`; `None` if there are none."""
     if hidden is None:
@@ -446,17 +424,11 @@ def run_prompt(
 
 
 def make_runner(
-    model: PreTrainedModel,
-    cache: Cache,
-    prompt: Prompt,
-    family: Family,
-    tokens: int,
-    inputs: dict[str, Any],
-    fills: bool = False,
+    model: PreTrainedModel, cache: Cache, prompt: Prompt, family: Family, tokens: int, inputs: dict[str, Any]
 ) -> ModelRunner:
     """The runner for a family (see `SlotRunner` for the arguments)."""
     if family.is_stateful:
         from .replay import ReplayRunner
 
         return ReplayRunner(model, cache, prompt, inputs)
-    return SlotRunner(model, cache, prompt, family, tokens, inputs, fills)
+    return SlotRunner(model, cache, prompt, family, tokens, inputs)

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import specheads
-from specheads import target
+from specheads import few_rows, target
 from specheads.few_rows import filled_columns, fills_passes
 from specheads.target import SlotRunner
 from tests.tiny import tiny
@@ -63,15 +63,15 @@ def test_texts_and_outputs_are_plain_ones(family: str, monkeypatch: pytest.Monke
 def test_a_column_that_is_looked_at_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The filling made visible to the draft bends the logits: what the comparison above would catch."""
 
-    def attended(tokens: Tensor, depths: Tensor, visible: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, depths, visible = filled(tokens, depths, visible, columns)
+    def attended(tokens: Tensor, depths: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, depths, visible = filled(tokens, depths, visible)
         return tokens, depths, torch.ones_like(visible)
 
-    filled = target._filled
+    filled = few_rows.filled
     model = specheads.enable(single("llama"))
     asked = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     plain = model.generate(PROMPT[:1], **asked)
-    monkeypatch.setattr(target, "_filled", attended)
+    monkeypatch.setattr(target, "filled", attended)
     ours = model.generate(PROMPT[:1], speculative={"drafter": "suffix", "draft_tokens": 2, "adaptive": False}, **asked)
     shared = min(len(plain.logits), len(ours.logits))
     assert any(not torch.allclose(a, b, atol=1e-3) for a, b in zip(plain.logits[:shared], ours.logits[:shared], strict=True))

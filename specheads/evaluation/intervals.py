@@ -1,4 +1,4 @@
-"""Speeds compared prompt by prompt, with bootstrap intervals."""
+"""Figures over prompts with bootstrap intervals, speeds compared prompt by prompt among them."""
 
 from __future__ import annotations
 
@@ -72,6 +72,30 @@ def total_ratio(
     if pairs < 2:
         return Interval(value)
     return _percentiles(value, _total(columns[:, _resampled(pairs, seed)].sum(axis=2)))
+
+
+def ratio_of_sums(parts: Sequence[float], wholes: Sequence[float], seed: int = 0) -> Interval:
+    """The sum of some numbers over the sum of others; pairs are resampled together.
+
+    Args:
+        parts: Above the line.
+        wholes: Below it, in the same order.
+        seed: Of the resampling.
+
+    Raises:
+        ValueError: if there is no pair, or if the lengths differ.
+    """
+    columns = np.stack([_array(parts), _array(wholes)])
+    if columns.size == 0:
+        raise ValueError("A ratio needs at least one pair.")
+    above, below = columns.sum(axis=1)
+    if columns.shape[1] < 2:
+        return Interval(float(above / below))
+    above_each, below_each = columns[:, _resampled(columns.shape[1], seed)].sum(axis=2)
+    found = _percentiles(float(above / below), above_each / below_each)
+    assert found.low is not None and found.high is not None
+    # Where all pairs have one ratio, rounding would put it beside its own interval.
+    return Interval(found.value, min(found.low, found.value), max(found.high, found.value))
 
 
 def _total(sums: Numbers) -> Numbers:

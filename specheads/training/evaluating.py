@@ -10,10 +10,11 @@ import torch
 from accelerate.utils import gather_object
 
 from ..drafters import load_drafter
+from ..evaluation.intervals import Interval, ratio_of_sums
 from ..mixin import disable, enable
 from ..stats import RowStats
 from .batch import TrainingBatch
-from .metrics import RESAMPLES, Deployment, Evaluation
+from .metrics import Deployment, Evaluation
 from .progress import by_position
 from .step import DraftTraining
 
@@ -51,17 +52,10 @@ class Measured:
         }
         return figures | self._generated_figures()
 
-    def generated_length(self, seed: int = 0) -> tuple[float, float | None, float | None]:
+    def generated_length(self, seed: int = 0) -> Interval:
         """The mean acceptance length of what `generate` did, and its 95 % interval by resampling prompts."""
-        counts = torch.tensor([[row.num_emitted_tokens, row.num_spec_steps] for row in self.generated], dtype=torch.double)
-        tokens, rounds = counts.sum(dim=0).tolist()
-        if len(counts) < 2:
-            return tokens / rounds, None, None
-        chosen = torch.randint(len(counts), (RESAMPLES, len(counts)), generator=torch.Generator().manual_seed(seed))
-        resampled = counts[chosen].sum(dim=1)
-        ends = (resampled[:, 0] / resampled[:, 1]).quantile(torch.tensor([0.025, 0.975], dtype=torch.double))
-        low, high = ends.tolist()
-        return tokens / rounds, min(low, tokens / rounds), max(high, tokens / rounds)
+        tokens, rounds = zip(*((row.num_emitted_tokens, row.num_spec_steps) for row in self.generated), strict=True)
+        return ratio_of_sums(tokens, rounds, seed)
 
     def generated_acceptance(self) -> list[float]:
         """For each position, the share of the rounds that drafted so far in which it was accepted."""
@@ -76,7 +70,7 @@ class Measured:
         if not self.generated:
             return {}
         by_place = by_position("generate_acceptance_at_position", self.generated_acceptance())
-        return {"generate_mean_acceptance_length": self.generated_length()[0], **by_place}
+        return {"generate_mean_acceptance_length": self.generated_length().value, **by_place}
 
 
 def measure(

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..evaluation.intervals import Interval, ratio_of_sums
 from ..processors import in_full_precision
 from .batch import Roots
 from .drafting import DepthOutput
@@ -30,7 +31,6 @@ from .on_policy import RoundStarts
 
 VERIFICATIONS = ("token", "block", "match")
 RANKS = 10  # how many ranks of the draft's tokens are told apart
-RESAMPLES = 1000
 MOST_LIKELY = 1e30  # what Π q/p is bounded by: a text may hold a token that the settings exclude
 
 
@@ -161,14 +161,10 @@ class DeploymentSums:
         tokens, rounds = torch.tensor(self.replies, dtype=torch.double).view(-1, 2).sum(dim=0).tolist()
         return tokens / rounds if rounds else 0.0
 
-    def interval(self, seed: int = 0) -> tuple[float, float]:
-        """The 95 % interval of the mean acceptance length, by resampling replies."""
-        replies = torch.tensor(self.replies, dtype=torch.double).view(-1, 2)
-        generator = torch.Generator().manual_seed(seed)
-        chosen = torch.randint(len(replies), (RESAMPLES, len(replies)), generator=generator)
-        tokens, rounds = replies[chosen].sum(dim=1).unbind(dim=1)
-        low, high = (tokens / rounds).quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
-        return low, high
+    def interval(self, seed: int = 0) -> Interval:
+        """The mean acceptance length and its 95 % interval, by resampling replies."""
+        tokens, rounds = zip(*self.replies, strict=True)
+        return ratio_of_sums(tokens, rounds, seed)
 
 
 class Evaluation:

@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.intervals import Interval
 from ..evaluation.provenance import provenance, run_provenance
 from ..heads.download import is_repository_id
 from ..heads.results import MeasuredResults, TaskResult, TrainingRecord
@@ -95,7 +94,7 @@ def measured_results(
     }
     for name, measured in tasks.items():
         if measured.generated:
-            length = Interval(*measured.generated_length())
+            length = measured.generated_length()
             shares = measured.generated_acceptance()
             found.append(TaskResult(name, len(measured.generated), length, shares, None, settings))
     if not found:

@@ -155,8 +155,9 @@ def test_the_shares_by_depth() -> None:
     batch.loss_mask[:, PROMPT - 1] = False
     assert sampled.acceptance != pytest.approx(again.sums[""].acceptance)
     assert sums.conditional_acceptance[0] == pytest.approx(sums.acceptance[0])
-    low, high = sampled.interval()
-    assert low < sampled.mean_acceptance_length < high
+    interval = sampled.interval()
+    assert interval.value == pytest.approx(sampled.mean_acceptance_length)
+    assert interval.low < interval.value < interval.high
 
 
 def test_acceptance_by_position_is_that_of_the_rounds() -> None:

@@ -54,10 +54,10 @@ def test_predicted_length_is_that_of_generate(head: str, temperature: float, ver
     assert trainer.measured is not None
     if temperature == 0:  # nothing is left to chance
         assert found["eval_generate_mean_acceptance_length"] == pytest.approx(found["eval_mean_acceptance_length"], rel=1e-9)
-    _, low, high = trainer.measured.generated_length()
+    generated = trainer.measured.generated_length()
     worked_out = trainer.measured.evaluation.sums["deployed"].interval()
-    assert low is not None and high is not None
-    assert low <= worked_out[1] and worked_out[0] <= high
+    assert generated.low is not None and generated.high is not None
+    assert generated.low <= worked_out.high and worked_out.low <= generated.high
     assert found["eval_generate_mean_acceptance_length"] == pytest.approx(found["eval_mean_acceptance_length"], rel=0.05)
     first = found["eval_generate_acceptance_at_position_1"]
     assert first == pytest.approx(found["eval_acceptance_at_position_1"], abs=0.04)
