@@ -145,6 +145,7 @@ class SlotCache(Cache):
         self.layout = layout
         self.order = list(range(len(layout.lengths)))  # the batch row of each line of the buffers
         self.left = [0] * len(layout.lengths)  # the length with which each batch row left
+        self.going = len(layout.lengths)  # how many lines go on; others may be shown for a pass
 
     @classmethod
     def adopt(cls, cache: Cache, tokens: int) -> SlotCache:
@@ -231,17 +232,31 @@ class SlotCache(Cache):
         for layer in self.slot_layers:
             layer.swap_lines(swaps)
             layer.show(len(kept))
+        self.going = len(kept)
         self.layout.set_lengths([self.layout.lengths[line] for line in kept])
+
+    def show(self, lines: int) -> None:
+        """Shows so many lines to the model: for a pass also some that have left, which write behind what they have committed.
+
+        Args:
+            lines: How many; those that go on are among them.
+        """
+        going = self.layout.lengths[:lines]
+        left = [max(self.left[row], going[0]) for row in self.order[len(going) : lines]]
+        for layer in self.slot_layers:
+            layer.show(lines)
+        self.layout.set_lengths([*going, *left])
 
     def reopen(self) -> None:
         """Brings back all lines, those of finished rows too, with what each has committed."""
         self._note_lengths()
         for layer in self.slot_layers:
             layer.show(len(self.order))
+        self.going = len(self.order)
         self.layout.set_lengths([self.left[row] for row in self.order])
 
     def _note_lengths(self) -> None:
-        for line, length in enumerate(self.layout.lengths):
+        for line, length in enumerate(self.layout.lengths[: self.going]):
             self.left[self.order[line]] = length
 
 

@@ -21,7 +21,7 @@ from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 from . import compat
 from .cache import SlotCache
 from .families import Family, family_of
-from .few_rows import filled
+from .few_rows import filled, filled_rows
 
 
 @dataclass
@@ -107,16 +107,16 @@ class Pass:
             )
         return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
 
-    def first(self, tokens: int) -> Pass:
-        """What it gave for its first tokens."""
-        if tokens == self.logits.shape[1]:
+    def first(self, rows: int, tokens: int) -> Pass:
+        """What it gave for the first tokens of its first rows."""
+        if (rows, tokens) == self.logits.shape[:2]:
             return self
         states, own, across = self.hidden_states, self.attentions, self.cross_attentions
         return Pass(
-            self.logits[:, :tokens],
-            None if states is None else tuple(None if state is None else state[:, :tokens] for state in states),
-            None if own is None else tuple(layer[:, :, :tokens] for layer in own),
-            None if across is None else tuple(layer[:, :, :tokens] for layer in across),
+            self.logits[:rows, :tokens],
+            None if states is None else tuple(None if state is None else state[:rows, :tokens] for state in states),
+            None if own is None else tuple(layer[:rows, :, :tokens] for layer in own),
+            None if across is None else tuple(layer[:rows, :, :tokens] for layer in across),
         )
 
     def last(self) -> Pass:
@@ -143,7 +143,8 @@ class ModelRunner(ABC):
         written: How many tokens of the round each row has run on.
         lengths: Per line, how many columns are committed.
         must_rest: Whether the next round is to be one without a draft.
-        fills: Whether a round's only pass is given more columns, which nothing looks at, where that is quicker (`few_rows`).
+        fills: Whether a round's only pass is given more columns, which nothing looks at, or a row that has ended, where that is
+            quicker (`few_rows`).
     """
 
     written: int
@@ -260,28 +261,43 @@ class SlotRunner(ModelRunner):
 
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Pass:
         """One pass, of any tree for rows of any lengths where the family takes trees."""
-        device, asked_on = self.slots.layout.device, tokens.device
-        asked = tokens.shape[1]
+        device, asked_on, asked = self.slots.layout.device, tokens.device, tokens.shape
         tokens, depths, visible = tokens.to(device), depths.to(device), visible.to(device)
         if self.fills:
             tokens, depths, visible = filled(tokens, depths, visible)
+            tokens, depths, visible = self._with_ended_rows(tokens, depths, visible)
         self.slots.open(self.written, tokens.shape[1])
         self.round_depths = torch.cat([self.round_depths, depths], dim=1) if self.written else depths
         self.written += tokens.shape[1]
         positions = self.offset + (self.slots.layout.length_tensor[:, None] + depths)
         mask = self._masks(depths, visible) if self.family.takes_trees else self._columns()
-        given = Pass.of(self.forward(tokens, positions, mask)).first(asked)
+        given = Pass.of(self.forward(tokens, positions, mask)).first(*asked)
         # A model on several devices may leave them on any.
         return replace(given, logits=given.logits.to(asked_on))
 
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Ends the round."""
+        if len(kept) < len(self.lengths):
+            self._show(len(kept))
         self.slots.commit(kept)
         self.written = 0
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forgets the ends of rows, down to the given lengths."""
         self.slots.rewind(lengths)
+
+    def _with_ended_rows(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The pass with as many rows as are quickest, if rows have ended: what one of them gives is not looked at."""
+        rows = min(filled_rows(*tokens.shape), len(self.slots.order))
+        if rows == len(tokens):
+            return tokens, depths, visible
+        self._show(rows)
+        lines = torch.arange(rows, device=tokens.device).clamp(max=len(tokens) - 1)
+        return tokens[lines], depths[lines], visible[lines]
+
+    def _show(self, lines: int) -> None:
+        self.slots.show(lines)
+        self._follow_lines()
 
     def keep_rows(self, kept: Sequence[int]) -> None:
         """Goes on with some lines: `kept[i]` becomes line i."""

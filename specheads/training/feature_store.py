@@ -2,7 +2,7 @@
 
 A store is a folder with `store.json` and shards of some texts each, `shard-00000.safetensors` and so on. They hold for text i
 `i.input_ids`, `i.loss_mask`, `i.features` and, unless the features are the last hidden states, `i.last_hidden`. A shard is
-whole or not there, so a run that broke off goes on after the last one.
+whole or not there, so a run that broke off goes on with those that are missing, and several processes can share the work.
 
 Shapes: T tokens of a text, L feature layers, t the target's hidden size.
 """
@@ -10,7 +10,7 @@ Shapes: T tokens of a text, L feature layers, t the target's hidden size.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 
 from ..heads.saving import write_json, write_weights, written_together
 from .batch import TrainingBatch
@@ -26,7 +27,9 @@ from .teacher import Teacher
 
 DESCRIPTION = "store.json"
 PRECISIONS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BYTES_PER_VALUE = 2
+TOKENS_PER_BATCH = 4096  # that the target reads at once
 BYTES_PER_TOKEN = 8 + 1  # its id, and whether it is trained
 GIB = 2**30
 
@@ -43,6 +46,7 @@ class StoreDescription:
         precision: `"float16"`, finer, or `"bfloat16"` for targets whose states do not fit it.
         texts_per_shard: How many texts a shard has.
         data: What tells the data and their order from others, a fingerprint for instance.
+        mixed_precision: What the target's products were computed in, if not as its weights are: `"bf16"` or `"fp16"`.
 
     Raises:
         ValueError: if the precision is not one of these.
@@ -55,6 +59,7 @@ class StoreDescription:
     precision: str = "float16"
     texts_per_shard: int = 64
     data: str = ""
+    mixed_precision: str = "no"
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS or self.texts_per_shard < 1:
@@ -69,7 +74,7 @@ class StoreDescription:
 
         Args:
             teacher: The teacher.
-            settings: `precision`, `texts_per_shard` and `data`.
+            settings: `precision`, `texts_per_shard`, `data` and `mixed_precision`.
         """
         parts = teacher.parts
         return cls(teacher.target.name_or_path, list(teacher.feature_layers), parts.layers, parts.hidden_size, **settings)
@@ -117,11 +122,6 @@ class FeatureStore:
         self._index = self._indexed()
 
     @property
-    def texts_done(self) -> int:
-        """How many texts of the data have been gone through, those that were skipped among them."""
-        return self.description.texts_per_shard * len(self._shards())
-
-    @property
     def bytes_used(self) -> int:
         """How large the store is."""
         return sum(shard.stat().st_size for shard in self._shards())
@@ -157,33 +157,51 @@ class FeatureStore:
             )
         return f"{words}."
 
-    def write(self, teacher: Teacher, batches: Iterable[TrainingBatch]) -> None:
-        """Stores what the teacher gives, from where the store ends.
+    def write(
+        self,
+        teacher: Teacher,
+        lengths: Sequence[int],
+        batch_of: Callable[[Sequence[int]], TrainingBatch],
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
+        """Stores what the teacher gives of the texts whose shards are missing.
 
         Args:
             teacher: The teacher.
-            batches: All data in order, one text per row; those that are done are passed over without a run of the target.
+            lengths: T of each text, in the order of the data.
+            batch_of: A batch of the texts at some places, a row each.
+            part: This process and how many there are: each writes its own share of the shards.
 
         Raises:
             ValueError: if the quota is used up.
             FloatingPointError: if too many texts have states that are not finite; a few are left out.
         """
-        done, passed, shard = self.texts_done, 0, dict[str, Tensor]()
-        for batch in batches:
-            size = len(batch.input_ids)
-            if passed + size > done:
-                for row, text in enumerate(self._texts(teacher, batch)):
-                    if passed + row >= done:
-                        shard |= {f"{passed + row}.{name}": value for name, value in text.items()}
-                        self._close_full(shard, passed + row + 1)
-            passed += size
-        if passed % self.description.texts_per_shard:
-            self._close(shard, passed // self.description.texts_per_shard)
+        number, count = part
+        own = [shard for shard in self._missing(len(lengths)) if shard % count == number]
+        for shard in tqdm(own, desc="hidden states", disable=number > 0):
+            places = self._places(shard, len(lengths))
+            texts: dict[int, dict[str, Tensor]] = {}
+            for batch in _of_like_length(places, lengths):
+                texts |= zip(batch, self._texts(teacher, batch_of(batch)), strict=True)
+            self._close({f"{place}.{name}": value for place in places for name, value in texts[place].items()}, shard)
+        self._index = self._indexed()
+
+    def _missing(self, texts: int) -> list[int]:
+        """The shards that are to be written."""
+        there = {shard.name for shard in self._shards()}
+        wanted = range(-(-texts // self.description.texts_per_shard))
+        return [number for number in wanted if _name(number) not in there]
+
+    def _places(self, shard: int, texts: int) -> range:
+        size = self.description.texts_per_shard
+        return range(shard * size, min((shard + 1) * size, texts))
 
     def _texts(self, teacher: Teacher, batch: TrainingBatch) -> Iterator[dict[str, Tensor]]:
         """What is stored of each row; nothing of those that are not finite in the store's precision."""
         precision = PRECISIONS[self.description.precision]
-        states = teacher(batch, precision)
+        mixed = MIXED.get(self.description.mixed_precision)
+        with torch.autocast(batch.input_ids.device.type, mixed, enabled=mixed is not None):
+            states = teacher(batch, precision)
         for row, exists in enumerate(batch.attention_mask.bool()):
             if not bool(states.is_finite[row]):
                 yield {}
@@ -197,22 +215,15 @@ class FeatureStore:
                 text["last_hidden"] = states.last_hidden[row, exists]
             yield {name: value.contiguous().cpu() for name, value in text.items()}
 
-    def _close_full(self, shard: dict[str, Tensor], done: int) -> None:
-        number, rest = divmod(done, self.description.texts_per_shard)
-        if not rest:
-            self._close(shard, number - 1)
-
-    def _close(self, shard: dict[str, Tensor], number: int) -> None:
-        size = sum(value.nbytes for value in shard.values())
+    def _close(self, texts: dict[str, Tensor], number: int) -> None:
+        size = sum(value.nbytes for value in texts.values())
         if self.quota is not None and self.bytes_used + size > self.quota:
             raise ValueError(
                 f"The feature store in {self.folder} has reached its quota of {self.quota / GIB:.2f} GiB after "
-                f"{self.texts_done} texts; what is there can be trained on."
+                f"{len(self._shards())} shards; what is there can be trained on."
             )
         with written_together(self.folder) as folder:
-            write_weights(folder / f"shard-{number:05d}.safetensors", shard)
-        shard.clear()
-        self._index = self._indexed()
+            write_weights(folder / _name(number), texts)
 
     def _shards(self) -> list[Path]:
         return sorted(self.folder.glob("shard-*.safetensors"))
@@ -246,6 +257,21 @@ def batch_of_texts(texts: Sequence[dict[str, Tensor]]) -> TrainingBatch:
     return TrainingBatch(
         rows("input_ids"), exists, places, rows("loss_mask"), features=rows("features"), last_hidden=rows("last_hidden")
     )
+
+
+def _of_like_length(places: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Batches of texts, the longest first, with little padding and no more than so many tokens, or one text."""
+    batch: list[int] = []
+    for place in sorted(places, key=lambda place: -lengths[place]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > TOKENS_PER_BATCH:
+            yield batch
+            batch = []
+        batch.append(place)
+    yield batch
+
+
+def _name(shard: int) -> str:
+    return f"shard-{shard:05d}.safetensors"
 
 
 def _keys(file: Any) -> list[str]:

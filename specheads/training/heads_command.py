@@ -129,10 +129,9 @@ def _trainer(
             raise InputError(
                 "An adapter changes the target's hidden states, so they cannot be stored; leave out `feature_store`."
             )
-        with args.main_process_first(local=False, desc="hidden states"):
-            texts = stored_texts(
-                data.feature_store, drafts.teacher, texts, str(corpus.fingerprint), corpus.tokens or 0, data.feature_store_gib
-            )
+        texts = stored_texts(
+            data.feature_store, drafts.teacher, texts, str(corpus.fingerprint), corpus.tokens or 0, data.feature_store_gib, args
+        )
         collate = collate_stored
     return HeadTrainer(drafts, args, texts, collate, corpus.evaluation, collator, prompts, list(callbacks)), corpus
 
