@@ -124,8 +124,10 @@ def _described(head: DraftHead) -> dict[str, Any]:
     fields = ("name_or_path", "revision", "weights_fingerprint", "tokenizer_fingerprint")
     described = {name: made_for.get(name) for name in fields}
     name = described["name_or_path"]
+    described["loaded_from"] = name or "<its target>"
     if name and not is_repository_id(name):
         described["name_or_path"] = re.split(r"[/\\]", str(name).rstrip("/\\"))[-1]
+        described["loaded_from"] = f"path/to/{described['name_or_path']}"
     return described
 
 
@@ -165,7 +167,7 @@ def _eval_results(results: MeasuredResults) -> list[EvalResult]:
 
 
 def _target_arguments(made_for: dict[str, Any]) -> str:
-    name = literal(made_for["name_or_path"] or "<its target>")
+    name = literal(made_for["loaded_from"])
     return f"{name}, revision={literal(made_for['revision'])}" if made_for["revision"] else name
 
 
@@ -173,7 +175,7 @@ def _vllm_command(facts: HeadFacts, made_for: dict[str, Any], name: str) -> str 
     """What serves the target with the head as it is saved; `None` where vLLM does not read it."""
     if facts.vllm is None:
         return None
-    words = ["vllm", "serve", made_for["name_or_path"] or "<its target>"]
+    words = ["vllm", "serve", made_for["loaded_from"]]
     words += ["--revision", made_for["revision"]] if made_for["revision"] else []
     settings = json.dumps({**facts.vllm, "model": name})
     return shlex.join([one_line(word) for word in [*words, "--speculative-config", settings]])

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 
 from ..evaluation.prompts import InputError
@@ -88,6 +89,9 @@ class DataArguments:
         default=None,
         metadata={"help": "arguments of the chat template as JSON; those that the data was written under if not given"},
     )
+    learn_prompts: bool = field(
+        default=False, metadata={"help": "also learn what the target makes of the prompts: more to learn from the same passes"}
+    )
     max_length: int = field(default=2048, metadata={"help": "tokens of an example at most; what comes later is cut off"})
     packing: bool = field(default=False, metadata={"help": "put several examples into a row"})
     dataset_num_proc: int | None = field(default=None, metadata={"help": "processes that tokenise"})
@@ -164,6 +168,9 @@ class HeadTrainingArguments(TrainingArguments):
     )
     metric_for_best_model: str | None = field(
         default="mean_acceptance_length", metadata={"help": "what the best checkpoint is best at"}
+    )
+    dataloader_pin_memory: bool = field(
+        default=torch.accelerator.is_available(), metadata={"help": "pin the memory of batches that go to an accelerator"}
     )
     remove_unused_columns: bool = field(default=False, metadata={"help": "of no use here: the data has the columns it needs"})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "see `TrainingArguments`"})

@@ -125,7 +125,10 @@ def _kept_aside(loaded: Mapping[str, Any], count: int, seed: int) -> tuple[dict[
     """Datasets without so many of their rows, all together, and those rows."""
     ends = np.cumsum([len(rows) for rows in loaded.values()])
     if count >= ends[-1]:
-        raise InputError(f"`eval_examples` must leave some of the {ends[-1]} rows to train on, got {count}.")
+        raise InputError(
+            f"`eval_examples` is {count}, which leaves none of the {ends[-1]} rows to train on; lower it, or switch evaluation "
+            "off with `--eval_examples 0 --eval_strategy no` (recipes have it on)."
+        )
     chosen = np.zeros(ends[-1], dtype=bool)
     chosen[np.random.default_rng(seed).choice(ends[-1], count, replace=False)] = True
     kept, aside = {}, {}

@@ -6,7 +6,7 @@ Shapes: B examples of a batch, T tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +133,22 @@ class Collator:
         else:
             batch["position_ids"] = torch.arange(length).expand(len(examples), -1).contiguous()
         return batch
+
+
+class WithPrompts:
+    """Makes batches in which prompts are learned too: the target has a law over what it did not write.
+
+    Args:
+        collator: Makes the batches.
+    """
+
+    def __init__(self, collator: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]):
+        self.collator = collator
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """A batch of the collator's, whose `loss_mask` has all tokens but padding."""
+        batch = self.collator(examples)
+        return {**batch, "loss_mask": batch["attention_mask"].bool()}
 
 
 def _filled(examples: Sequence[Mapping[str, Any]], name: str, length: int, value: int) -> Tensor:

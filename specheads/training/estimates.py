@@ -23,7 +23,7 @@ def estimate(drafts: DraftTraining, batches: Iterable[dict[str, Tensor]], args: 
         drafts: The head in training.
         batches: A few of its batches, which are run once forwards and backwards to see how long that takes.
         args: The training arguments.
-        written: How many tokens the assistant wrote in all of the data; `None` if that is not known.
+        written: How many tokens of all the data are learned; `None` if that is not known.
     """
     trained = sum(weight.numel() for weight in drafts.parameters() if weight.requires_grad)
     weights = sum(weight.numel() for weight in drafts.parameters())
@@ -56,7 +56,12 @@ def _time(drafts: DraftTraining, batches: Iterable[dict[str, Tensor]], args: Any
     words = f"about {speed:,.0f} trained tokens per second and process"
     if args.max_steps > 0:
         per_step = tokens * args.gradient_accumulation_steps  # of one batch
-        return f"{words}, {args.max_steps * per_step / max(speed, 1e-9) / 3600:.1f} hours"
+        return f"{words}, {_duration(args.max_steps * per_step / max(speed, 1e-9))}"
     if written is None:
         return words
-    return f"{words}, {written * args.num_train_epochs / args.world_size / max(speed, 1e-9) / 3600:.1f} hours"
+    return f"{words}, {_duration(written * args.num_train_epochs / args.world_size / max(speed, 1e-9))}"
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{max(1, round(minutes))} minute{'s' * (minutes >= 1.5)}"

@@ -17,7 +17,7 @@ from .arguments import DataArguments, HeadArguments, HeadTrainingArguments
 from .checkpoints import check_same_run, checkpoint_to_resume
 from .command_line import parse
 from .corpus import Corpus, load_corpus, prompts_of
-from .data import Collator
+from .data import Collator, WithPrompts
 from .data_provenance import warn_of_other_writers
 from .draft_vocabulary import most_frequent, special_tokens, token_counts
 from .estimates import estimate
@@ -87,7 +87,7 @@ def train(head: HeadArguments, data: DataArguments, args: HeadTrainingArguments,
         check_same_run(resumed, trainer.run)
     if args.should_log:
         first = next(iter(trainer.get_train_dataloader()))
-        logger.info("Before the run: %s", estimate(trainer.drafts, [first], args, corpus.written))
+        logger.info("Before the run: %s", estimate(trainer.drafts, [first], args, _learned(data, corpus)))
     trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     trainer.beside["training"] = training_record(head, data, args, corpus.fingerprint, trainer.state.log_history)
     if corpus.tasks and not data.streaming:
@@ -95,6 +95,10 @@ def train(head: HeadArguments, data: DataArguments, args: HeadTrainingArguments,
     trainer.save_model()
     logger.info("The head is in %s: specheads.enable(model, drafter=%r).", args.output_dir, str(args.output_dir))
     return trainer
+
+
+def _learned(data: DataArguments, corpus: Corpus) -> int | None:
+    return corpus.tokens if data.learn_prompts else corpus.written
 
 
 def _measure_tasks(trainer: HeadTrainer, corpus: Corpus) -> None:
@@ -133,6 +137,8 @@ def _trainer(
             data.feature_store, drafts.teacher, texts, str(corpus.fingerprint), corpus.tokens or 0, data.feature_store_gib, args
         )
         collate = collate_stored
+    if data.learn_prompts:
+        collate = WithPrompts(collate)
     return HeadTrainer(drafts, args, texts, collate, corpus.evaluation, collator, prompts, list(callbacks)), corpus
 
 

@@ -20,6 +20,7 @@ from huggingface_hub import HfApi
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, Subset
+from tqdm import tqdm
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy, rotate_checkpoints
@@ -195,8 +196,11 @@ class HeadTrainer(Trainer):
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         # Random numbers go on as if there had been no evaluation; a data loader draws some too.
         with self._whole_head() as drafts, torch.random.fork_rng(devices):
-            batches = (TrainingBatch(**self._prepare_inputs(batch)) for batch in dataloader)
-            prompts = self.prompts[self.args.process_index :: self.args.world_size]
+            is_shown = {"disable": self.args.disable_tqdm or not self.is_local_process_zero(), "leave": False}
+            shown = tqdm(dataloader, desc="evaluating", **is_shown)
+            batches = (TrainingBatch(**self._prepare_inputs(batch)) for batch in shown)
+            own = self.prompts[self.args.process_index :: self.args.world_size]
+            prompts = tqdm(own, desc="generating", **is_shown) if own else own
             self.measured = measure(drafts, batches, prompts, self.args.deployment, self.args.generate_tokens, self.args.seed)
         self.progress.leave_out(time.perf_counter() - began)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.measured.figures().items()}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specheads.evaluation.prompts import InputError
-from specheads.training.data import Collator, training_dataset
+from specheads.training.data import Collator, WithPrompts, training_dataset
 from specheads.training.packing import block_diagonal_mask, check_packable, target_inputs
 from specheads.training.sources import load_rows
 from tests.tiny import FAMILIES, tiny
@@ -173,6 +173,14 @@ def test_a_batch_is_padded_at_the_right() -> None:
     assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
     assert batch["loss_mask"].tolist() == [[False, True, True], [True, False, False]]
     assert batch["loss_mask"].dtype == torch.bool and "segment_ids" not in batch
+
+
+def test_prompts_are_learned_too_if_asked_for() -> None:
+    examples = [{"input_ids": [5, 6, 7], "loss_mask": [False, False, True]}, {"input_ids": [5], "loss_mask": [True]}]
+    alone, both = Collator(0)(examples), WithPrompts(Collator(0))(examples)
+    assert alone["loss_mask"].int().tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert both["loss_mask"].int().tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert torch.equal(alone["input_ids"], both["input_ids"])
 
 
 def test_positions_begin_anew_with_each_example() -> None:
