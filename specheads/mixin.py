@@ -247,7 +247,14 @@ def enable(
 
 
 def disable(model: Model) -> Model:
-    """Undoes `enable`, packed weights included. Returns the model."""
+    """Undoes `enable`, packed weights and a head's adapter included.
+
+    Args:
+        model: The model; one that is not enabled stays as it is.
+
+    Returns:
+        The same model.
+    """
     given, model = model, unwrapped(model)
     original = _original_class(type(model))
     if original is not None:
