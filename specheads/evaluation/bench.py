@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from ..mixin import SpeculativeGenerationMixin
+from ..mixin import SpeculativeGenerationMixin, enable
 from .divergence import divergences
 from .prompts import InputError, Prompt, encode
 from .runs import Run, timed_run
@@ -32,6 +32,7 @@ class Bench:
         seed: Of sampling.
         packed: The target with prepacked weights.
         on_packed: The names of the variants that run on it.
+        heads: Per name, the drafter that is attached to the target for the variant.
     """
 
     model: Any
@@ -41,6 +42,7 @@ class Bench:
     seed: int
     packed: Any = None
     on_packed: frozenset[str] = frozenset()
+    heads: dict[str, Any] = field(default_factory=dict)
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Runs every variant for a few tokens, so that none is the first to touch the model.
@@ -53,7 +55,7 @@ class Bench:
         """
         for name in self.variants:
             try:
-                self._run(name, prompts, self.seed, max_new_tokens=WARM_UP_TOKENS)
+                self.run(name, prompts, self.seed, max_new_tokens=WARM_UP_TOKENS)
             except (ValueError, TypeError, NotImplementedError) as error:
                 raise InputError(f"The variant {name} cannot run here: {error}") from error
 
@@ -66,25 +68,36 @@ class Bench:
         """
         names = list(self.variants)
         turn = number % len(names)
-        runs = {name: self._run(name, prompts, self.seed + number) for name in names[turn:] + names[:turn]}
+        runs = {name: self.run(name, prompts, self.seed + number) for name in names[turn:] + names[:turn]}
         records = {name: run_record(runs[name], self._compare(name, prompts, runs)) for name in names}
         return {"category": prompts[0].category, "prompts": [prompt.name for prompt in prompts], "runs": records}
 
-    def _run(self, name: str, prompts: Sequence[Prompt], seed: int, **changed: Any) -> Run:
+    def run(self, name: str, prompts: Sequence[Prompt], seed: int, **changed: Any) -> Run:
+        """Runs a variant on a batch.
+
+        Args:
+            name: The variant.
+            prompts: The batch.
+            seed: Of sampling.
+            **changed: Arguments of `generate` that are other than usual.
+        """
         model = self.packed if name in self.on_packed else self.model
+        if name in self.heads:
+            enable(model, drafter=self.heads[name])
         # A variant is what it says, whatever the model's generation config says.
         unless_ours = {"speculative": False} if isinstance(model, SpeculativeGenerationMixin) else {}
         return timed_run(
-            model, self._inputs(prompts), seed, **{**unless_ours, **self.variants[name], **self.arguments, **changed}
+            model, self.inputs(prompts), seed, **{**unless_ours, **self.variants[name], **self.arguments, **changed}
         )
+
+    def inputs(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """What the target reads of a batch."""
+        return {name: ids.to(self.model.device) for name, ids in encode(self.tokenizer, prompts).items()}
 
     def _compare(self, name: str, prompts: Sequence[Prompt], runs: dict[str, Run]) -> list[Any] | None:
         if name == PLAIN or self.arguments["do_sample"]:
             return None
-        return divergences(self.model, self._inputs(prompts), runs[PLAIN], runs[name])
-
-    def _inputs(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        return {name: ids.to(self.model.device) for name, ids in encode(self.tokenizer, prompts).items()}
+        return divergences(self.model, self.inputs(prompts), runs[PLAIN], runs[name])
 
 
 def load_target(name: str | None) -> tuple[Any, Any]:

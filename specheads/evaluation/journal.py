@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,13 @@ class Journal:
         self.trials.append(dict(trial))
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(trial, ensure_ascii=False) + "\n")
+
+    def left(self, total: int) -> Iterable[int]:
+        """The numbers of the trials that are not measured yet, of `total`; shows how far they are."""
+        from tqdm import tqdm
+
+        done = len(self.trials)
+        return tqdm(range(done, total), initial=done, total=total, desc="trials", file=sys.stderr)
 
     def close(self) -> None:
         """Deletes the journal, once the result is written."""

