@@ -10,7 +10,8 @@ law that they come from, has to fail that test, else it could not have seen a fa
      "passed": true,
      "words": ["...", ...],                  # the verdict as sentences
      "rounding": {                           # one-token passes against longer ones, on the target's own greedy text
-       "positions": 384, "explained_gap": 1e-4,       # the largest top-2 gap that rounding explains
+       "positions": 384, "dtype": "torch.float32",
+       "explained_gap": 1e-4,                         # the largest top-2 gap that rounding explains
        "law_divergence": 1e-9},                       # chi-square distance of the laws per token, mean
      "power": {
        "samples": 2000, "tests": 10, "level": 0.001,  # the level of all tests together (Bonferroni: level / tests for each)
@@ -22,9 +23,9 @@ law that they come from, has to fail that test, else it could not have seen a fa
         "greedy": {"rows": 4, "identical": 4,
                    "divergences": [{"prompt": "1", "row": 0, "position": 7, "plain": 5, "other": 9, "gap": 1e-6,
                                     "is_explained": true}]},
-        "sampling": [{"prompt": "1", "statistic": 80.1, "cells": 120, "p_value": 0.4, "is_rejected": false,
+        "sampling": [{"prompt": "1", "samples": 2000, "statistic": 80.1, "cells": 120, "p_value": 0.4, "is_rejected": false,
                       "num_draft_tokens": 4000, "num_accepted_draft_tokens": 900}],
-        "control": [...]}]}                  # likewise, up to the first prompt where it is seen; empty if nothing is drafted
+        "control": [...]}]}                  # likewise, up to the first where it is seen, which is the last; empty for "none"
 
 The exit status is 0 if all variants are exact, 1 if one is not or the test was blind for one, 2 for input that cannot be used.
 """
@@ -36,6 +37,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,7 @@ from .variants import Variant, load_heads, parse_speculative
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 POWER = 0.95
+FEWER = 4  # the control is first tried with so many times fewer samples
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # Short, and such that the first tokens of an answer may repeat what was said.
 PROMPTS = (
@@ -288,7 +291,7 @@ class Exam:
         prompts: list[dict[str, Any]] = []
         for case in self.sampled_cases:
             cells = len(pooled_cells(case.law.cells, options.samples))
-            seen = seen_distance(cells, options.samples, self.level, POWER, self.allowed)
+            seen = seen_distance(cells, options.samples, self.level, POWER, self.allowed * options.samples)
             prompts.append({"name": case.name, "tokens": options.tokens, "cells": cells, "total_variation": seen})
         worst = max(prompt["total_variation"] for prompt in prompts)
         power = {"samples": options.samples, "tests": self.tests, "level": options.level, "probability": POWER}
@@ -305,13 +308,13 @@ class Exam:
 
     @property
     def allowed(self) -> float:
-        """The noncentrality that rounding may give a test's statistic."""
-        return self.options.samples * self.options.tokens * self.rounding.law_divergence
+        """The noncentrality that rounding may give a test's statistic, for each sample."""
+        return self.options.tokens * self.rounding.law_divergence
 
     def examine(self, name: str, drafter: Drafter) -> dict[str, Any]:
         """Tests a drafter."""
         greedy = self.greedy(drafter)
-        sampling = [self.sampled(drafter, case) for case in self.sampled_cases]
+        sampling = [self.sampled(drafter, case, self.options.samples) for case in self.sampled_cases]
         record = {"variant": name, "greedy": greedy, "sampling": sampling, "control": self.control(drafter)}
         return {**record, **verdict_of(record, drafts=not isinstance(drafter, NoDrafter))}
 
@@ -326,28 +329,31 @@ class Exam:
         rows = len(self.greedy_cases)
         return {"rows": rows, "identical": rows - len(places), "divergences": places}
 
-    def sampled(self, drafter: Drafter, case: SampledCase) -> dict[str, Any]:
+    def sampled(self, drafter: Drafter, case: SampledCase, samples: int) -> dict[str, Any]:
         """Tests the law of sampled texts."""
         counts: Counter[Any] = Counter()
         drafted = accepted = 0
-        for batch in range(math.ceil(self.options.samples / self.options.batch_size)):
-            size = min(self.options.batch_size, self.options.samples - counts.total())
+        for batch in range(math.ceil(samples / self.options.batch_size)):
+            size = min(self.options.batch_size, samples - counts.total())
             arguments = {**self.options.sampling, "do_sample": True, "num_return_sequences": size}
             run = self._run(drafter, case.inputs, self.options.seed + batch, **arguments)
             counts += case.law.count(run.rows)
             drafted += run.speculation.num_draft_tokens
             accepted += run.speculation.num_accepted_draft_tokens
-        test = g_test(counts, case.law.cells, self.allowed)
-        found = {"prompt": case.name, **asdict(test), "is_rejected": test.p_value < self.level}
+        test = g_test(counts, case.law.cells, self.allowed * samples)
+        found = {"prompt": case.name, "samples": samples, **asdict(test), "is_rejected": test.p_value < self.level}
         return {**found, "num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted}
 
     def control(self, drafter: Drafter) -> list[dict[str, Any]]:
-        """Tests the drafter with false proposals, prompt by prompt until the test sees it."""
+        """Tests the drafter with false proposals until the test sees it: where fewer samples do, all of them do the more so."""
         tested: list[dict[str, Any]] = []
-        for case in self.sampled_cases:
-            if isinstance(drafter, NoDrafter) or any(test["is_rejected"] for test in tested):
+        if isinstance(drafter, NoDrafter):
+            return tested
+        whole = self.options.samples
+        for samples, case in product((math.ceil(whole / FEWER), whole), self.sampled_cases):
+            tested.append(self.sampled(LyingDrafter(drafter), case, samples))
+            if tested[-1]["is_rejected"]:
                 break
-            tested.append(self.sampled(LyingDrafter(drafter), case))
         return tested
 
     def _run(self, drafter: Drafter, inputs: Mapping[str, Any], seed: int = 0, **arguments: Any) -> Run:

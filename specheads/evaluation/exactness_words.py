@@ -104,8 +104,8 @@ def _power_words(power: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]])
         what += f"{power['probability']:g}"
     cells = min(prompt["cells"] for prompt in prompts)
     return (
-        f"Each test counted {power['samples']} samples in {cells} cells or more of the law of the first {tokens} tokens: {what}. The probability of a false alarm in any of the {power['tests']} tests "
-        f"is {power['level']:g}."
+        f"Each test had {power['samples']} samples in {cells} or more cells of the law of the first {tokens} tokens: {what}. "
+        f"The probability of a false alarm in any of the {power['tests']} tests is {power['level']:g}."
     )
 
 

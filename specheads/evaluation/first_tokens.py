@@ -1,7 +1,7 @@
 """The joint law of the first tokens after a prompt, from the target's own scores, in cells that a sample can be counted into.
 
 Every token that is probable enough along the way has a cell or goes on; after each text that goes on, all other tokens share a
-cell. The scores are those that plain `generate` prepares, all its processors included: texts are forced up to where it is asked.
+cell. The scores are those that plain `generate` prepares, all its processors included: texts are forced up to there.
 
 Shapes: R texts, D tokens of each, V vocabulary.
 """
