@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from specheads.evaluation.prompts import InputError, Prompt, encode, in_batches, read_prompts, spread
@@ -19,7 +20,10 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("line", "prompt"),
     [
-        ('{"question_id": 81, "category": "qa", "turns": ["Hello", "Again"]}', Prompt("81", "qa", (USER,))),
+        ('{"question_id": 81, "category": "qa", "turns": ["Hello", "Again"]}', Prompt("81", "qa", (USER,), ("Again",))),
+        ('{"prompt_id": 5, "prompt": ["Hello", "Again", "And?"]}', Prompt("5", "all", (USER,), ("Again", "And?"))),
+        ('{"prompt": [{"role": "user", "content": "Hello"}]}', Prompt("1", "all", (USER,))),
+        ('{"question": "Hello", "answer": "Hi"}', Prompt("1", "all", (USER,))),
         ('{"task_id": "HumanEval/0", "prompt": "Hello"}', Prompt("HumanEval/0", "all", (USER,))),
         ('{"messages": [{"role": "user", "content": "Hello"}]}', Prompt("1", "all", (USER,))),
         (
@@ -44,7 +48,7 @@ def test_a_line_separator_within_a_json_string_ends_no_line(tmp_path: Path) -> N
         ("\n\n", "holds no prompt"),
         ('{"prompt": "Hello"}\n{"prompt": "Hel', "line 2, is not JSON"),
         ('{"prompt": "Hello"}\n[1]', "line 2, is not a JSON object"),
-        ('{"question": "Hello", "answer": "Hi"}', "it has `question`, `answer`"),
+        ('{"instruction": "Hello", "answer": "Hi"}', "it has `instruction`, `answer`"),
         ('{"turns": []}', "needs a prompt"),
         ('{"prompt": " "}', "needs a prompt"),
         ('{"messages": [{"role": "assistant", "content": "Hi"}]}', "needs a prompt"),
@@ -59,6 +63,18 @@ def test_a_bad_file_is_refused_with_the_place(tmp_path: Path, text: str, sentenc
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_prompts(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("suffix", ["prompts.parquet", "prompts.jsonl.gz", ""])
+def test_a_dataset_is_read_like_a_file(tmp_path: Path, suffix: str) -> None:
+    rows = datasets.Dataset.from_list([{"question": "Hello", "category": None}, {"question": "Hello", "category": "qa"}])
+    if suffix.endswith("parquet"):
+        rows.to_parquet(tmp_path / suffix)
+    elif suffix:
+        rows.to_json(tmp_path / suffix, compression="gzip")
+    else:
+        datasets.DatasetDict({"test": rows}).save_to_disk(str(tmp_path / "saved"))
+    assert read_prompts(tmp_path / (suffix or "saved")) == [Prompt("1", "all", (USER,)), Prompt("2", "qa", (USER,))]
 
 
 def prompts_of(categories: str) -> list[Prompt]:
