@@ -111,6 +111,7 @@ def measure_speed(options: SpeedArguments) -> dict[str, Any]:
     for trial in journal.left(len(batches)):
         journal.append({"trial": trial, **bench.trial(trial, batches[trial])})
     result = {
+        "kind": "speed",
         "settings": settings,
         "provenance": provenance(bench.model),
         "summary": summarise(journal.trials, options.seed),
