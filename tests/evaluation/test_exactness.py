@@ -22,6 +22,7 @@ from specheads.evaluation.control import LyingDrafter
 from specheads.evaluation.exactness import check_exactness, main
 from specheads.evaluation.exactness_arguments import ExactnessArguments
 from specheads.evaluation.exactness_words import verdict_of
+from specheads.evaluation.exam import Exam
 from specheads.evaluation.first_tokens import REST, FirstTokens, first_tokens
 from specheads.evaluation.law_test import g_test, pooled_cells, seen_distance
 from specheads.evaluation.prompts import read_prompts
@@ -106,6 +107,25 @@ def test_drafters_of_ones_own_are_tested(folders: tuple[Path, Path], tmp_path: P
     result = check_exactness(specheads.enable(model), tokenizer, drafters, prompts, options)
     assert [one["verdict"] for one in result["results"]] == ["exact", "not exact"]
     assert (result["passed"], result["words"][:2]) == (False, ["NOT EXACT: lying.", "Exact: own."])
+
+
+def test_an_interrupted_test_goes_on_with_the_next_drafter(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examined: list[str] = []
+    whole = Exam.examine
+
+    def noted(self: Exam, name: str, drafter: Any) -> dict[str, Any]:
+        examined.append(name)
+        if examined == ["none", "lookup"]:
+            raise KeyboardInterrupt
+        return whole(self, name, drafter)
+
+    monkeypatch.setattr(Exam, "examine", noted)
+    line = command(folders, tmp_path / "e.json", "--variant", "none,lookup", "--samples", "50")
+    assert [main(line), main(line), main([*line, "--resume"])] == [130, 2, 1]
+    assert examined == ["none", "lookup", "lookup"]
+    assert list(verdicts(tmp_path / "e.json")) == ["none", "lookup"]
 
 
 def test_a_greedy_fault_is_not_taken_for_rounding(
