@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
+
+from torch import Tensor
 
 from ..drafters import Drafter
 from ..drafters.none import NoDrafter
@@ -75,24 +77,25 @@ class Exam:
             options: How to test.
             drafters: How many there will be.
         """
-        inputs = {prompt.name: _on_device(encode(tokenizer, [prompt]), model) for prompt in prompts}
-        texts = {name: plain_greedy(model, given, max_new_tokens=options.max_new_tokens) for name, given in inputs.items()}
-        measured = [(inputs[name], run.rows[0], logits) for name, (run, logits) in texts.items()]
-        rounding = measure_rounding(model, measured, options.draft_tokens + 1, options.temperature)
+        asked = [(prompt.name, _on_device(encode(tokenizer, [prompt]), model)) for prompt in prompts]
+        greedy_cases: list[GreedyCase] = []
+
+        def texts() -> Iterator[tuple[Mapping[str, Any], Sequence[int], Tensor]]:
+            # One at a time, since the logits of all of them would fill the memory.
+            for name, inputs in asked:
+                run, logits = plain_greedy(model, inputs, max_new_tokens=options.max_new_tokens)
+                greedy_cases.append(GreedyCase(name, inputs, run))
+                yield inputs, run.rows[0], logits
+
+        rounding = measure_rounding(model, texts(), options.draft_tokens + 1, options.temperature)
         least = LEAST_EXPECTED / options.samples
-        chosen = [prompt.name for prompt in spread(prompts, options.sampled_prompts)]
-        laws = {
-            name: first_tokens(model, inputs[name], options.tokens, least, options.batch_size, **options.sampling)
-            for name in chosen
-        }
-        return cls(
-            model,
-            options,
-            len(chosen) * drafters,
-            [GreedyCase(name, inputs[name], run) for name, (run, _) in texts.items()],
-            [SampledCase(name, inputs[name], law) for name, law in laws.items()],
-            rounding,
-        )
+        sampled_cases = [
+            SampledCase(
+                name, inputs, first_tokens(model, inputs, options.tokens, least, options.batch_size, **options.sampling)
+            )
+            for name, inputs in spread(asked, options.sampled_prompts)
+        ]
+        return cls(model, options, len(sampled_cases) * drafters, greedy_cases, sampled_cases, rounding)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -8,9 +8,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 LAYOUTS = ("turns", "prompt", "messages", "question")
+Asked = TypeVar("Asked")
+
 NAMES = ("question_id", "prompt_id", "task_id", "id")
 TABLES = (".parquet", ".arrow", ".gz", ".zst", ".xz", ".bz2")  # files that `datasets` reads
 TEXTS = (".jsonl", ".json", ".ndjson", ".txt")
@@ -127,7 +129,7 @@ def check_counts(options: object, *names: str) -> None:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
 
 
-def spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+def spread(prompts: Sequence[Asked], limit: int | None) -> list[Asked]:
     """At most `limit` prompts, taken evenly from the whole, so that a file in order of category loses none of them first."""
     if limit is None or limit >= len(prompts):
         return list(prompts)

@@ -5,7 +5,7 @@ Shapes: P tokens of the prompt, T of its continuation, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ def plain_greedy(model: Any, inputs: Mapping[str, Tensor], **arguments: Any) -> 
 
 def measure_rounding(
     model: Any,
-    texts: Sequence[tuple[Mapping[str, Tensor], Sequence[int], Tensor]],
+    texts: Iterable[tuple[Mapping[str, Tensor], Sequence[int], Tensor]],
     chunk: int,
     temperature: float,
 ) -> Rounding:
