@@ -133,7 +133,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
         elif attached.drafter is not None and config.drafter in (None, attached.config.drafter):
             drafter = attached.drafter
         else:
-            drafter = load_drafter("auto" if config.drafter is None else config.drafter, self)
+            drafter = load_drafter("auto" if config.drafter is None else config.drafter, self, kwargs.get("tokenizer"))
         return Plan(self, config, copy.copy(drafter))
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: Any) -> None:
@@ -199,8 +199,9 @@ def enable(
 
     Args:
         model: A model of a supported family.
-        drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft head or the folder or
-            Hub id of one, a draft model, or a drafter.
+        drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"lookahead"`, `"none"`, or
+            `"retrieval:FOLDER"` with the folder of a datastore), a draft head or the folder or Hub id of one, a draft model, or a
+            drafter.
         pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`).
         tokenizer: The model's tokenizer; needed for a draft model whose vocabulary is padded to another size.
         assistant_tokenizer: That draft model's tokenizer.
