@@ -69,7 +69,8 @@ class SpeculativeGenerationMixin(GenerationMixin):
             speculative: `True`, a `SpeculativeConfig` or a dict of its fields to speculate; `False` for the model's own
                 `generate`. `None` does what the generation config says: the call's or the model's may have an entry
                 `speculative`, `True` or a dict, which is saved with it.
-            assistant_model: A draft model for this call.
+            assistant_model: A draft model for this call. One with another tokenizer needs `tokenizer=` and
+                `assistant_tokenizer=` too.
             **kwargs: As for `GenerationMixin.generate`.
 
         Returns:
@@ -200,10 +201,11 @@ def enable(
     Args:
         model: A model of a supported family.
         drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"lookahead"`, `"none"`, or
-            `"retrieval:FOLDER"` with the folder of a datastore), a draft head or the folder or Hub id of one, a draft model, or a
-            drafter.
+            `"retrieval:FOLDER"` with the folder of a datastore), a draft head or the folder or Hub id of one, a draft model, or
+            a drafter.
         pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`).
-        tokenizer: The model's tokenizer; needed for a draft model whose vocabulary is padded to another size.
+        tokenizer: The model's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
+            size.
         assistant_tokenizer: That draft model's tokenizer.
         **options: Fields of `SpeculativeConfig`, the defaults of this model's calls; and for a head from the Hub how it is
             downloaded: `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder`, `force_download`.

@@ -29,8 +29,8 @@ def load_drafter(
 
     Args:
         spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"lookahead"`, `"none"`, or
-            `"retrieval:FOLDER"` with the folder of a datastore), a draft head, the folder or Hub id of one, a draft model, or an
-            object that is a drafter already.
+            `"retrieval:FOLDER"` with the folder of a datastore), a draft head, the folder or Hub id of one, a draft model, or
+            an object that is a drafter already.
         target: The model to draft for.
         tokenizer: The target's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
             size. A head's and a datastore's are compared with it.
@@ -61,6 +61,11 @@ def load_drafter(
         drafter = drafter_for(spec, target, tokenizer)
         return WithSuffix(drafter) if with_suffix else drafter
     if isinstance(spec, PreTrainedModel):
+        if tokenizer is not None and assistant_tokenizer is not None:
+            from .other_vocabulary import OtherVocabularyDrafter
+
+            if tokenizer.get_vocab() != assistant_tokenizer.get_vocab():
+                return OtherVocabularyDrafter(spec, target, tokenizer, assistant_tokenizer)
         from .draft_model import DraftModelDrafter
 
         return DraftModelDrafter(spec, target, tokenizer, assistant_tokenizer)
@@ -76,7 +81,11 @@ def load_drafter(
 def _is_place(spec: str | os.PathLike[str]) -> bool:
     """Whether something that is no drafter's name is a folder or may be the id of a repository."""
     name = os.fspath(spec)
-    return name not in REGISTRY and not name.startswith(STORED) and (not isinstance(spec, str) or "/" in name or os.path.isdir(name))
+    return (
+        name not in REGISTRY
+        and not name.startswith(STORED)
+        and (not isinstance(spec, str) or "/" in name or os.path.isdir(name))
+    )
 
 
 def _is_head(spec: Any) -> bool:

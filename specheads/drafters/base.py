@@ -216,8 +216,8 @@ def drafter_by_name(name: str) -> Drafter:
     """
     if name not in REGISTRY:
         raise ValueError(
-            f"Unknown drafter {name!r}; known are {', '.join(REGISTRY)}, `retrieval:` with the folder of a datastore, and a draft "
-            "head's folder or id, `owner/name`."
+            f"Unknown drafter {name!r}; known are {', '.join(REGISTRY)}, `retrieval:` with the folder of a datastore, and a "
+            "draft head's folder or id, `owner/name`."
         )
     module, class_name = REGISTRY[name]
     build: Callable[[], Drafter] = getattr(import_module(f".{module}", __package__), class_name)

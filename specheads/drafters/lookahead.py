@@ -1,11 +1,11 @@
 """Lookahead decoding: the target guesses n-grams of its own text ahead, beside the pass that verifies earlier ones.
 
 Below the row's last token stands a window of guesses for the next positions (Fu et al. 2024, arXiv 2402.02057): W columns and,
-for n-grams of N tokens, N - 1 levels, each one round younger than the one before it. Level j of column i is a guess for
-1 + i + j positions ahead. It attends to the oldest level up to its column and then to its own column's levels, so what the target
-says after the youngest level is one more guess, and a column with it an n-gram as the target would say it. That is Jacobi
-iteration on the next positions, of which the n-grams are the trajectories. The window's tokens are probes of the draft: they are
-never accepted.
+for n-grams of N tokens, N - 1 levels, each one round younger than the one before it. Level j of column i is a guess for the
+position 1 + i + j ahead. It attends to the oldest level up to its column and then to its own column's levels, so what the
+target says after the youngest level is one more guess, and a column with it an n-gram as the target would say it. That is
+Jacobi iteration on the next positions, of which the n-grams are the trajectories. The window's tokens are probes of the draft:
+they are never accepted.
 
 Shapes: B lines, L = N - 1 levels, W columns, V vocabulary.
 """
@@ -133,9 +133,7 @@ class LookaheadDrafter:
         """The round's window."""
         tokens = self.guesses[:, :, : self.columns].flatten(1).to(device)
         depths, visible = window_shape(self.levels, self.columns)
-        return Probes(
-            tokens, depths.to(device).expand_as(tokens), visible.to(device).expand(len(tokens), *visible.shape)
-        )
+        return Probes(tokens, depths.to(device).expand_as(tokens), visible.to(device).expand(len(tokens), *visible.shape))
 
 
 @cache

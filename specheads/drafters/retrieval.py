@@ -45,8 +45,8 @@ class RetrievalDrafter:
         known = self.store.description
         if tokenizer is not None and known.tokenizer not in (None, tokenizer_fingerprint(tokenizer)):
             raise ValueError(
-                f"The datastore in {str(self.store.folder)!r} was made with another tokenizer than the one given; build it with "
-                "the target's."
+                f"The datastore in {str(self.store.folder)!r} was made with another tokenizer than the one given; build it "
+                "with the target's."
             )
         if target is not None:
             self._check_size(target.config.get_text_config(decoder=True).vocab_size)
@@ -83,8 +83,8 @@ class RetrievalDrafter:
         known = self.store.description
         if known.vocab_size > vocab_size:
             raise ValueError(
-                f"The datastore in {str(self.store.folder)!r} has ids below {known.vocab_size}, and the target's vocabulary has "
-                f"{vocab_size}; build it with the target's tokenizer."
+                f"The datastore in {str(self.store.folder)!r} has ids below {known.vocab_size}, and the target's vocabulary "
+                f"has {vocab_size}; build it with the target's tokenizer."
             )
 
 

@@ -1,4 +1,4 @@
-"""Makes the datastore of the drafter `retrieval:FOLDER` from text files: `python -m specheads.drafters.retrieval_build --help`."""
+"""Makes a datastore for the drafter `retrieval:FOLDER` from text: `python -m specheads.drafters.retrieval_build --help`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", required=True, type=Path, metavar="FOLDER", help="the store")
     parser.add_argument("--tokenizer", required=True, metavar="ID", help="the target's: a folder or Hub id")
     parser.add_argument(
-        "--field", default="text", help="where a line of .jsonl has its document: text, token ids, or chat messages (default: text)"
+        "--field",
+        default="text",
+        help="where a line of .jsonl has its document: text, token ids, or chat messages (default: text)",
     )
     given = parser.parse_args(arguments)
     from transformers import AutoTokenizer
@@ -65,7 +67,9 @@ def documents_of(file: Path, field: str, tokenizer: Any) -> Iterator[list[int]]:
             elif isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
                 yield from (_encoded(turn["content"], tokenizer) for turn in value if turn.get("role") == "assistant")
             else:
-                raise ValueError(f"{file}, line {number}: the field {field!r} must be text, token ids or messages, got {value!r}.")
+                raise ValueError(
+                    f"{file}, line {number}: the field {field!r} must be text, token ids or messages, got {value!r}."
+                )
 
 
 def _encoded(text: str, tokenizer: Any) -> list[int]:
