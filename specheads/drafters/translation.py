@@ -142,21 +142,29 @@ class Reading:
 
     def __init__(self, translation: Translation, prompt: Sequence[int]):
         self.translation = translation
-        start = translation.draft.start()
-        read = translation.to_draft(prompt)
-        self.settled = read if read[: len(start)] == start and read else start + read
-        if not self.settled:  # a model must read something
-            self.settled = [next(iter(translation.pairs.values()), 0)]
+        self.settled = translation.draft.start()
         self.open: list[int] = []
-        self.ids = list(self.settled)
+        if self.settled and translation.to_draft(prompt[:1]) == self.settled:
+            self.settled = []  # the prompt begins with it
+        self.extend(prompt)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Takes more of the target's tokens."""
         self.open += tokens
         if len(self.open) > 2 * LOOK_BEHIND:
-            self.settled += self.translation.to_draft(self.open[:-LOOK_BEHIND])
-            self.open = self.open[-LOOK_BEHIND:]
-        self.ids = self.settled + self.translation.to_draft(self.open)
+            place = self._boundary()
+            self.settled += self.translation.to_draft(self.open[:place])
+            self.open = self.open[place:]
+        read = self.settled + self.translation.to_draft(self.open)
+        self.ids = read or [next(iter(self.translation.pairs.values()), 0)]  # a model must read something
+
+    def _boundary(self) -> int:
+        """Where a word begins before the last tokens, or else a character."""
+        begins = [self.translation.target.bytes_of.get(token, b" ")[:1] for token in self.open[: 1 - LOOK_BEHIND]]
+        places = range(len(begins) - 1, 0, -1)
+        words = (place for place in places if begins[place].isspace())
+        characters = (place for place in places if not b"\x80" <= begins[place] < b"\xc0")
+        return next(words, next(characters, 0))
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
