@@ -9,7 +9,7 @@ from typing import Any
 from .prompts import InputError
 
 PLAIN = "plain"
-DRAFTERS = ("auto", "suffix", "recycling", "lookup", "wrong", "none")
+DRAFTERS = ("auto", "suffix", "recycling", "lookup", "lookahead", "wrong", "none")
 STOCK_LOOKUP = "hf-lookup"
 PACKED = "+packed"
 WITH_MODEL = ("assisted", "hf-assisted")
