@@ -111,10 +111,13 @@ def draft(call: Call) -> DraftTree:
 
 @timed("verify")
 def forward(call: Call, tree: DraftTree) -> Pass:
-    """The target's pass over each row's last token and the nodes below it."""
+    """The target's pass over each row's last token, the nodes below it, and what the drafter wants to know besides."""
     last = [call.context.sequences.continuations[row][-1] for row in call.context.rows]
     root = torch.tensor(last, device=tree.tokens.device)[:, None]
-    return call.target.extend(torch.cat([root, tree.tokens.clamp(min=0)], dim=1), tree.depths, tree.visible)
+    nodes = (torch.cat([root, tree.tokens.clamp(min=0)], dim=1), tree.depths, tree.visible)
+    if tree.probes is None:
+        return call.target.extend(*nodes)
+    return call.target.extend(*tree.probes.beside(*nodes)).without_probes(tree.probes.tokens.shape[1])
 
 
 @timed("verify")
@@ -149,7 +152,7 @@ def keep(call: Call, tree: DraftTree, given: Pass, laws: RoundLaws, verdict: Ver
     kept = emitted if appends_in_verify(call) else call.context.sequences.append(rows, emitted, call.in_step)
     paths = [path[: len(tokens)] for path, tokens in zip(verdict.paths, kept, strict=True)]
     features = given.features(getattr(call.drafter, "feature_layers", ()))
-    accepted = Accepted(tree, paths, kept, given.logits, features)
+    accepted = Accepted(tree, paths, kept, given.logits, features, given.probed)
     account(call, laws, verdict, accepted)
     collect(call, given, laws, accepted)
     # A row's last token is not kept in the cache: it is the root of the next draft. The prompt's pass wrote for good.

@@ -69,7 +69,8 @@ class SpeculativeGenerationMixin(GenerationMixin):
             speculative: `True`, a `SpeculativeConfig` or a dict of its fields to speculate; `False` for the model's own
                 `generate`. `None` does what the generation config says: the call's or the model's may have an entry
                 `speculative`, `True` or a dict, which is saved with it.
-            assistant_model: A draft model for this call.
+            assistant_model: A draft model for this call. One with another tokenizer needs `tokenizer=` and
+                `assistant_tokenizer=` too.
             **kwargs: As for `GenerationMixin.generate`.
 
         Returns:
@@ -133,7 +134,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
         elif attached.drafter is not None and config.drafter in (None, attached.config.drafter):
             drafter = attached.drafter
         else:
-            drafter = load_drafter("auto" if config.drafter is None else config.drafter, self)
+            drafter = load_drafter("auto" if config.drafter is None else config.drafter, self, kwargs.get("tokenizer"))
         return Plan(self, config, copy.copy(drafter))
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: Any) -> None:
@@ -199,10 +200,12 @@ def enable(
 
     Args:
         model: A model of a supported family.
-        drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft head or the folder or
-            Hub id of one, a draft model, or a drafter.
+        drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"lookahead"`, `"none"`, or
+            `"retrieval:FOLDER"` with the folder of a datastore), a draft head or the folder or Hub id of one, a draft model, or
+            a drafter.
         pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`).
-        tokenizer: The model's tokenizer; needed for a draft model whose vocabulary is padded to another size.
+        tokenizer: The model's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
+            size.
         assistant_tokenizer: That draft model's tokenizer.
         **options: Fields of `SpeculativeConfig`, the defaults of this model's calls; and for a head from the Hub how it is
             downloaded: `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder`, `force_download`.

@@ -302,6 +302,7 @@ class Pacer:
         node_cost = max(0.0, (full - self._relative(lines, half)) / (most - half)) if half else 0.0
         budget.entry_cost = worth * max(0.0, full - 1 - most * node_cost)
         budget.node_cost = worth * node_cost
+        budget.balance = self.balance
 
     def _yield(self) -> float:
         """The tokens a row gets in the time of a plain pass, at least the one that plain decoding gives."""

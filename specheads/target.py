@@ -70,12 +70,14 @@ class Pass:
         hidden_states: `[B, n, H]` before the first layer and after each one, `None` for those that were not asked for.
         attentions: `[B, heads, n, S]` per layer, if asked for.
         cross_attentions: `[B, heads, n, encoder length]` per layer, if asked for.
+        probed: `[B, E, V]` logits after the probes of the draft (`tree.Probes`), if it had any.
     """
 
     logits: Tensor
     hidden_states: tuple[Tensor | None, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
     cross_attentions: tuple[Tensor, ...] | None = None
+    probed: Tensor | None = None
 
     @classmethod
     def of(cls, outputs: Any, first: int = 0) -> Pass:
@@ -118,6 +120,11 @@ class Pass:
             None if own is None else tuple(layer[:rows, :, :tokens] for layer in own),
             None if across is None else tuple(layer[:rows, :, :tokens] for layer in across),
         )
+
+    def without_probes(self, count: int) -> Pass:
+        """What it gave for all but its last `count` tokens, and their logits apart."""
+        size = self.logits.shape[1] - count
+        return replace(self.first(self.logits.shape[0], size), probed=self.logits[:, size:])
 
     def last(self) -> Pass:
         """What it gave for its last token. A copy, so that the rest does not stay."""

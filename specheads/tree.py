@@ -20,6 +20,38 @@ NO_LAW = -2
 
 
 @dataclass
+class Probes:
+    """Tokens that the target runs on beside a draft, for what it says after them; none of them is ever accepted.
+
+    Each attends to what is committed, to the root, and to those among them that it names.
+
+    Args:
+        tokens: `[B, E]`.
+        depths: `[B, E]` distance of each from the root.
+        visible: `[B, E, E]` bool: whether probe j is attended to by probe i; each attends to itself.
+    """
+
+    tokens: Tensor
+    depths: Tensor
+    visible: Tensor
+
+    def beside(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A pass (`ModelRunner.extend`) with the probes behind its tokens.
+
+        Args:
+            tokens: `[B, n]`, the root first.
+            depths: `[B, n]`.
+            visible: `[B, n, n]`.
+        """
+        batch_size, size, count = *tokens.shape, self.tokens.shape[1]
+        joined = visible.new_zeros(batch_size, size + count, size + count)
+        joined[:, :size, :size] = visible
+        joined[:, size:, 0] = True
+        joined[:, size:, size:] = self.visible
+        return torch.cat([tokens, self.tokens], dim=1), torch.cat([depths, self.depths], dim=1), joined
+
+
+@dataclass
 class DraftTree:
     """A draft tree per row.
 
@@ -33,6 +65,7 @@ class DraftTree:
         is_chain: Whether node n's parent is node n - 1 in every row.
         expected: How many tokens the drafter thinks will be accepted, over all rows; `None` if it does not know.
         steps: How many levels of it took a step that costs (`Drafter.step_cost`); `None` for all of them.
+        probes: What the target is to run on besides; `None` for nothing. Only where it takes trees.
     """
 
     tokens: Tensor
@@ -43,6 +76,7 @@ class DraftTree:
     is_chain: bool = False
     expected: float | None = None
     steps: int | None = None
+    probes: Probes | None = None
 
     @classmethod
     def empty(cls, batch_size: int, device: torch.device) -> DraftTree:
@@ -104,6 +138,9 @@ class DraftTree:
             "`proposals` must be laws [B, M, V], and `proposal_of` say which of them a node was drawn from": lambda: (
                 not self._has_laws(vocab_size)
             ),
+            f"`probes` must be tokens below {vocab_size} with depths [B, E] and a mask [B, E, E], and take a tree": lambda: (
+                not self._has_probes(vocab_size, takes_trees)
+            ),
         }  # fmt: skip
         for rule, is_broken in faults.items():
             if is_broken():
@@ -121,6 +158,21 @@ class DraftTree:
             and bool((self.proposal_of < shape[1]).all())
             and bool((laws >= 0).all())
             and bool(((laws.sum(dim=-1) - 1).abs() < 1e-3).all())
+        )
+
+    def _has_probes(self, vocab_size: int, takes_trees: bool) -> bool:
+        probes = self.probes
+        if probes is None:
+            return True
+        shape = probes.tokens.shape
+        return (
+            takes_trees
+            and probes.tokens.dtype == torch.long
+            and len(shape) == 2
+            and shape[0] == len(self.tokens)
+            and probes.depths.shape == shape
+            and probes.visible.shape == (*shape, shape[1])
+            and bool(((probes.tokens >= 0) & (probes.tokens < vocab_size)).all())
         )
 
     @property

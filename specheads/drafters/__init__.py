@@ -14,6 +14,7 @@ __all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "drafter_by_name", "
 
 METHODS = ("begin", "propose", "commit", "keep_rows")
 ATTRIBUTES = ("step_cost", "weighs_nodes")
+STORED = "retrieval:"  # and the folder of a datastore
 
 
 def load_drafter(
@@ -27,11 +28,12 @@ def load_drafter(
     """Makes a drafter for a target.
 
     Args:
-        spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft head, the
-            folder or Hub id of one, a draft model, or an object that is a drafter already.
+        spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"lookahead"`, `"none"`, or
+            `"retrieval:FOLDER"` with the folder of a datastore), a draft head, the folder or Hub id of one, a draft model, or
+            an object that is a drafter already.
         target: The model to draft for.
-        tokenizer: The target's tokenizer; needed for a draft model whose vocabulary is padded to another size. A head's is
-            compared with it.
+        tokenizer: The target's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
+            size. A head's and a datastore's are compared with it.
         assistant_tokenizer: That draft model's tokenizer.
         with_suffix: Whether a head's drafts give way to copies of earlier text where those promise more.
         options: How a head is found and read: `revision`, `token`, `cache_dir` and the others of `specheads.import_head`.
@@ -47,6 +49,10 @@ def load_drafter(
     elif options:
         raise TypeError(f"{', '.join(options)}: only a head that is loaded from a folder or the Hub takes such arguments.")
     if isinstance(spec, str):
+        if spec.startswith(STORED):
+            from .retrieval import RetrievalDrafter
+
+            return RetrievalDrafter(spec.removeprefix(STORED), target, tokenizer)
         return drafter_by_name(spec)
     if _is_head(spec):
         from .head import drafter_for
@@ -55,6 +61,11 @@ def load_drafter(
         drafter = drafter_for(spec, target, tokenizer)
         return WithSuffix(drafter) if with_suffix else drafter
     if isinstance(spec, PreTrainedModel):
+        if tokenizer is not None and assistant_tokenizer is not None:
+            from .other_vocabulary import OtherVocabularyDrafter
+
+            if tokenizer.get_vocab() != assistant_tokenizer.get_vocab():
+                return OtherVocabularyDrafter(spec, target, tokenizer, assistant_tokenizer)
         from .draft_model import DraftModelDrafter
 
         return DraftModelDrafter(spec, target, tokenizer, assistant_tokenizer)
@@ -70,7 +81,11 @@ def load_drafter(
 def _is_place(spec: str | os.PathLike[str]) -> bool:
     """Whether something that is no drafter's name is a folder or may be the id of a repository."""
     name = os.fspath(spec)
-    return name not in REGISTRY and (not isinstance(spec, str) or "/" in name or os.path.isdir(name))
+    return (
+        name not in REGISTRY
+        and not name.startswith(STORED)
+        and (not isinstance(spec, str) or "/" in name or os.path.isdir(name))
+    )
 
 
 def _is_head(spec: Any) -> bool:

@@ -94,6 +94,7 @@ class Budget:
             shares (`pacing.shares`).
         node_cost: How much more it must bring for each node that the widest row has.
         pass_worth: What the time of a plain pass must bring, likewise; at least what plain decoding gets from it.
+        balance: How many plain passes more than one a round may cost, whatever it promises.
     """
 
     depths: list[int]
@@ -101,6 +102,7 @@ class Budget:
     entry_cost: float = 0.0
     node_cost: float = 0.0
     pass_worth: float = 1.0
+    balance: float = float("inf")
 
     @property
     def depth(self) -> int:
@@ -119,6 +121,7 @@ class Accepted:
         logits: `[B, N + 1, V]` of the target at the root and the nodes, raw.
         features: `[B, N + 1, L H]` the target's hidden states at the root and the nodes, those of the drafter's
             `feature_layers` side by side; `None` for drafters without. After the prompt, the root is its last token.
+        probed: `[B, E, V]` logits of the target after the draft's probes, raw; `None` if it had none.
     """
 
     tree: DraftTree
@@ -126,6 +129,7 @@ class Accepted:
     tokens: list[list[int]]
     logits: Tensor
     features: Tensor | None = None
+    probed: Tensor | None = None
 
 
 class Drafter(Protocol):
@@ -199,6 +203,7 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "suffix": ("suffix", "SuffixDrafter"),
     "recycling": ("recycling", "RecyclingDrafter"),
     "auto": ("auto", "AutoDrafter"),
+    "lookahead": ("lookahead", "LookaheadDrafter"),
     "wrong": ("wrong", "WrongDrafter"),
 }
 
@@ -211,7 +216,8 @@ def drafter_by_name(name: str) -> Drafter:
     """
     if name not in REGISTRY:
         raise ValueError(
-            f"Unknown drafter {name!r}; known are {', '.join(REGISTRY)}, and a draft head's folder or id, `owner/name`."
+            f"Unknown drafter {name!r}; known are {', '.join(REGISTRY)}, `retrieval:` with the folder of a datastore, and a "
+            "draft head's folder or id, `owner/name`."
         )
     module, class_name = REGISTRY[name]
     build: Callable[[], Drafter] = getattr(import_module(f".{module}", __package__), class_name)

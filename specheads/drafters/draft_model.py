@@ -1,4 +1,4 @@
-"""A smaller model with the target's tokenizer as the drafter (Leviathan et al. 2023).
+"""A smaller model with the target's tokenizer as the drafter (Leviathan et al. 2023); see `other_vocabulary` for another one.
 
 It samples with a law that is known, so ratios can be verified; or it takes the most probable tokens. Its cache follows the
 target's: what is rejected is forgotten, what the target added is fed with the next draft.
@@ -44,7 +44,7 @@ class DraftModelDrafter:
     def __init__(self, model: PreTrainedModel, target: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None):
         if not model.can_generate():
             raise TypeError(f"A draft model must be one that generates, got {type(model).__name__}.")
-        _check_same_tokenizer(target, model, tokenizer, assistant_tokenizer)
+        self._check_tokenizers(target, model, tokenizer, assistant_tokenizer)
         if model.config.is_encoder_decoder != target.config.is_encoder_decoder:
             kinds = ["an encoder-decoder" if m.config.is_encoder_decoder else "decoder-only" for m in (model, target)]
             raise ValueError(f"The draft model is {kinds[0]} and the target {kinds[1]}; both must be of one kind.")
@@ -69,14 +69,14 @@ class DraftModelDrafter:
             text = self.model.config.get_text_config(decoder=True)
             self.position_limit = getattr(text, "max_position_embeddings", None)
         self.runner = None
-        longest = max(len(prompt) for prompt in context.prompts)
-        if self.position_limit is not None and longest >= self.position_limit:
+        prompts = [self._text(context, line) for line in range(len(context.rows))]
+        if self.position_limit is not None and max(map(len, prompts)) >= self.position_limit:
             return
-        ids, mask = _left_padded([context.prompts[row] for row in context.rows], self._device(context))
+        ids, mask = _left_padded(prompts, self._device(context))
         most = max(context.sequences.remaining(row) for row in context.rows)
         room = most + context.config.draft_tokens + (context.config.tree_nodes or 0) + 1
-        self.padding = [ids.shape[1] - len(context.prompts[row]) for row in context.rows]
-        self.runner = run_prompt(self.model, self._known(ids), mask, self._encoder_inputs(context), room)
+        self.padding = [ids.shape[1] - len(prompt) for prompt in prompts]
+        self.runner = run_prompt(self.model, ids, mask, self._encoder_inputs(context), room)
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A sampled or most probable chain, or a tree if the budget has more nodes than depth."""
@@ -135,8 +135,29 @@ class DraftModelDrafter:
 
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
         """One pass of the draft model over new nodes (`ModelRunner.extend`)."""
+        return self._run(self._in_own_ids(tokens), depths, visible)
+
+    def _check_tokenizers(self, target: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> None:
+        """Refuses a draft model with another tokenizer, as far as can be told."""
+        _check_same_tokenizer(target, draft, tokenizer, draft_tokenizer)
+
+    def _text(self, context: DraftContext, line: int, start: int = 0) -> list[int]:
+        """A line's tokens from `start` on, as the draft model reads them."""
+        last = self._last_token()
+        return [min(token, last) for token in context.tokens(line, start)]
+
+    def _length(self, context: DraftContext, line: int) -> int:
+        """How many tokens the line has, as the draft model reads them."""
+        return context.length(line)
+
+    def _in_own_ids(self, tokens: Tensor) -> Tensor:
+        """Drafted tokens, given by the target's ids, by the draft model's."""
+        return tokens.clamp(max=self._last_token())
+
+    def _run(self, ids: Tensor, depths: Tensor, visible: Tensor) -> Tensor:
+        """One pass of the draft model over tokens of its own (`ModelRunner.extend`)."""
         assert self.runner is not None
-        return self.runner.extend(self._known(tokens), depths, visible).logits
+        return self.runner.extend(ids, depths, visible).logits
 
     def _own_length(self, line: int) -> int:
         """How many of a line's tokens the draft model has seen."""
@@ -148,20 +169,20 @@ class DraftModelDrafter:
         device = self.model.device
         return context.device if device.type == "meta" else device
 
-    def _known(self, tokens: Tensor) -> Tensor:
-        """Tokens as the draft model can read them: a target with more padding may say some that it has no embedding for."""
-        return tokens.clamp(max=self.model.get_input_embeddings().weight.shape[0] - 1)
+    def _last_token(self) -> int:
+        """The greatest id that the draft model can read: a target with more padding may say some without an embedding."""
+        return self.model.get_input_embeddings().weight.shape[0] - 1
 
     def _depth_within_limit(self, context: DraftContext, budget: Budget) -> int:
         if self.position_limit is None:
             return budget.depth
-        longest = max(context.length(line) for line in range(len(context.rows)))
+        longest = max(self._length(context, line) for line in range(len(context.rows)))
         return max(0, min(budget.depth, self.position_limit - longest))
 
     def _catch_up(self, context: DraftContext) -> tuple[Tensor, int]:
         """Feeds what the draft model has not seen. Returns the logits `[B, V]` after each row's last token, and M."""
         assert self.runner is not None
-        lengths = [context.length(line) for line in range(len(context.rows))]
+        lengths = [self._length(context, line) for line in range(len(context.rows))]
         while True:
             seen = [self._own_length(line) for line in range(len(lengths))]
             lag = max(length - own for length, own in zip(lengths, seen, strict=True))
@@ -169,11 +190,11 @@ class DraftModelDrafter:
             # Rows that lag less are fed tokens they have seen: the same keys and values in the same slots.
             starts = [min(own, length - size) for own, length in zip(seen, lengths, strict=True)]
             self.runner.rewind([start + padding for start, padding in zip(starts, self.padding, strict=True)])
-            tokens = [context.tokens(line, start)[:size] for line, start in enumerate(starts)]
+            tokens = [self._text(context, line, start)[:size] for line, start in enumerate(starts)]
             ids = torch.tensor(tokens, device=self._device(context))
             order = torch.arange(size, device=ids.device)
             visible = (order[:, None] >= order[None, :]).expand(len(tokens), size, size)
-            logits = self.extend(ids, order.expand_as(ids), visible)
+            logits = self._run(ids, order.expand_as(ids), visible)
             if lag <= size:
                 return logits[:, -1], size
             self.runner.commit([list(range(size))] * len(tokens))
@@ -224,12 +245,12 @@ def _check_same_tokenizer(target: Any, draft: Any, tokenizer: Any, draft_tokeniz
     if tokenizer is not None and draft_tokenizer is not None:
         if tokenizer.get_vocab() != draft_tokenizer.get_vocab():
             raise ValueError(
-                "The draft model's tokenizer differs from the target's; draft models must share the target's tokenizer."
+                "The draft model's tokenizer differs from the target's; `specheads.load_drafter` makes a drafter that may."
             )
         return
     sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
     if sizes[0] != sizes[1]:
         raise ValueError(
-            f"The draft model has a vocabulary of {sizes[1]} and the target one of {sizes[0]}; if only the padding "
-            "differs, pass `tokenizer=` and `assistant_tokenizer=` so that this can be checked."
+            f"The draft model has a vocabulary of {sizes[1]} and the target one of {sizes[0]}; pass `tokenizer=` and "
+            "`assistant_tokenizer=`, to tell whether only the padding differs, and to draft in spite of it if not."
         )

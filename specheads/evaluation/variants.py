@@ -10,7 +10,7 @@ from ..drafters import Drafter, load_drafter
 from .prompts import InputError
 
 PLAIN = "plain"
-DRAFTERS = ("auto", "suffix", "recycling", "lookup", "wrong", "none")
+DRAFTERS = ("auto", "suffix", "recycling", "lookup", "lookahead", "wrong", "none")
 STOCK_LOOKUP = "hf-lookup"
 PACKED = "+packed"
 HEADS = ("head", "head-alone")
