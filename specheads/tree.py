@@ -33,6 +33,8 @@ class DraftTree:
         is_chain: Whether node n's parent is node n - 1 in every row.
         expected: How many tokens the drafter thinks will be accepted, over all rows; `None` if it does not know.
         steps: How many levels of it took a step that costs (`Drafter.step_cost`); `None` for all of them.
+        repeats: `[B, N, J]` indices in `proposals` of laws that, after the node and before its next sibling, their parent drew a
+            token from that one of the siblings bears already; -1 for none. `None` if there are none at all.
     """
 
     tokens: Tensor
@@ -43,6 +45,7 @@ class DraftTree:
     is_chain: bool = False
     expected: float | None = None
     steps: int | None = None
+    repeats: Tensor | None = None
 
     @classmethod
     def empty(cls, batch_size: int, device: torch.device) -> DraftTree:
@@ -104,6 +107,7 @@ class DraftTree:
             "`proposals` must be laws [B, M, V], and `proposal_of` say which of them a node was drawn from": lambda: (
                 not self._has_laws(vocab_size)
             ),
+            "`repeats` must be indices [B, N, J] of `proposals`, in a tree that is no chain": lambda: not self._has_repeats(),
         }  # fmt: skip
         for rule, is_broken in faults.items():
             if is_broken():
@@ -122,6 +126,13 @@ class DraftTree:
             and bool((laws >= 0).all())
             and bool(((laws.sum(dim=-1) - 1).abs() < 1e-3).all())
         )
+
+    def _has_repeats(self) -> bool:
+        if self.repeats is None:
+            return True
+        known = 0 if self.proposals is None else self.proposals.shape[1]
+        is_fit = self.repeats.dtype == torch.long and self.repeats.dim() == 3 and self.repeats.shape[:2] == self.tokens.shape
+        return is_fit and not self.is_chain and bool((self.repeats < known).all())
 
     @property
     def size(self) -> int:

@@ -28,18 +28,23 @@ def load_drafter(
 
     Args:
         spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft head, the
-            folder or Hub id of one, a draft model, or an object that is a drafter already.
+            folder or Hub id of one, a draft model, a list of draft models, or an object that is a drafter already.
         target: The model to draft for.
         tokenizer: The target's tokenizer; needed for a draft model whose vocabulary is padded to another size. A head's is
             compared with it.
         assistant_tokenizer: That draft model's tokenizer.
         with_suffix: Whether a head's drafts give way to copies of earlier text where those promise more.
-        options: How a head is found and read: `revision`, `token`, `cache_dir` and the others of `specheads.import_head`.
+        options: How a head is found and read: `revision`, `token`, `cache_dir` and the others of `specheads.import_head`. For a
+            list of draft models, `branches` and `replacement` (see `TokenTreeDrafter`).
 
     Raises:
         ValueError: if the name is unknown, or the head or draft model does not fit the target.
         TypeError: if `spec` is of another type.
     """
+    if isinstance(spec, list | tuple):
+        from .token_tree import TokenTreeDrafter
+
+        return TokenTreeDrafter(spec, target, tokenizer, assistant_tokenizer, **options)
     if isinstance(spec, str | os.PathLike) and _is_place(spec):
         from ..formats import import_head
 

@@ -189,7 +189,10 @@ def with_padded_rows(tree: DraftTree, context: DraftContext) -> DraftTree:
     proposal_of = None if tree.proposal_of is None else tree.proposal_of.clone()
     if proposal_of is not None:
         proposal_of[ended] = -1
-    return replace(tree, tokens=tokens, parents=parents, proposal_of=proposal_of)
+    repeats = None if tree.repeats is None else tree.repeats.clone()
+    if repeats is not None:
+        repeats[ended] = -1
+    return replace(tree, tokens=tokens, parents=parents, proposal_of=proposal_of, repeats=repeats)
 
 
 # A name, and the module and class that bear it. Imported on use, so that a drafter costs nothing to those who do without.
