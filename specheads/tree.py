@@ -33,8 +33,8 @@ class DraftTree:
         is_chain: Whether node n's parent is node n - 1 in every row.
         expected: How many tokens the drafter thinks will be accepted, over all rows; `None` if it does not know.
         steps: How many levels of it took a step that costs (`Drafter.step_cost`); `None` for all of them.
-        repeats: `[B, N, J]` indices in `proposals` of laws that, after the node and before its next sibling, their parent drew a
-            token from that one of the siblings bears already; -1 for none. `None` if there are none at all.
+        repeats: `[B, N, J]` indices in `proposals` of the laws that tokens of earlier siblings were drawn from again, after the
+            node and before its next sibling; -1 for none. `None` if there are none at all.
     """
 
     tokens: Tensor

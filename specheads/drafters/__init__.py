@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from .base import REGISTRY, Accepted, Budget, DraftContext, Drafter, drafter_by_name
+from .base import OF_TARGET, REGISTRY, Accepted, Budget, DraftContext, Drafter, drafter_by_name, drafter_of_target
 
 __all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "drafter_by_name", "load_drafter"]
 
@@ -27,7 +27,8 @@ def load_drafter(
     """Makes a drafter for a target.
 
     Args:
-        spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`), a draft head, the
+        spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`; `"early-exit"` or
+            `"early-exit:N"` for the target's own first layers), a draft head, the
             folder or Hub id of one, a draft model, a list of draft models, or an object that is a drafter already.
         target: The model to draft for.
         tokenizer: The target's tokenizer; needed for a draft model whose vocabulary is padded to another size. A head's is
@@ -35,7 +36,8 @@ def load_drafter(
         assistant_tokenizer: That draft model's tokenizer.
         with_suffix: Whether a head's drafts give way to copies of earlier text where those promise more.
         options: How a head is found and read: `revision`, `token`, `cache_dir` and the others of `specheads.import_head`. For a
-            list of draft models, `branches` and `replacement` (see `TokenTreeDrafter`).
+            list of draft models, `branches` and `replacement` (see `TokenTreeDrafter`); for `"early-exit"`, the `prompt` to
+            measure on (see `EarlyExitDrafter`).
 
     Raises:
         ValueError: if the name is unknown, or the head or draft model does not fit the target.
@@ -45,6 +47,8 @@ def load_drafter(
         from .token_tree import TokenTreeDrafter
 
         return TokenTreeDrafter(spec, target, tokenizer, assistant_tokenizer, **options)
+    if isinstance(spec, str) and spec.partition(":")[0] in OF_TARGET:
+        return drafter_of_target(spec, target, **options)
     if isinstance(spec, str | os.PathLike) and _is_place(spec):
         from ..formats import import_head
 

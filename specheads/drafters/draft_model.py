@@ -81,7 +81,7 @@ class DraftModelDrafter:
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A sampled or most probable chain, or a tree if the budget has more nodes than depth."""
         depth = self.depth_within_limit(context, budget)
-        if self.runner is None or depth == 0:
+        if depth == 0:
             return DraftTree.empty(len(context.rows), context.device)
         logits = self.start(context)
         if context.takes_trees and self.family.takes_trees and budget.nodes > depth:
@@ -158,7 +158,9 @@ class DraftModelDrafter:
         return tokens.clamp(max=self.model.get_input_embeddings().weight.shape[0] - 1)
 
     def depth_within_limit(self, context: DraftContext, budget: Budget) -> int:
-        """How deep the draft model's positions let it draft."""
+        """How deep the draft model's positions let it draft; not at all if the prompt left it none."""
+        if self.runner is None:
+            return 0
         if self.position_limit is None:
             return budget.depth
         longest = max(context.length(line) for line in range(len(context.rows)))

@@ -1,10 +1,10 @@
 """One tree of tokens from several draft models, or from several draws of one (SpecInfer, Miao et al. 2024, arXiv 2305.09781).
 
-A node's children are drawn one after another, each from the law of one of the models: the first from that of the model that drew
-the node, the next from that of the next model, and so on. Each child keeps the law that it was drawn from, which is what the
-verification needs. Drawn with replacement, a token may come again: its draws become one node, below which what was planned for
-each of them is drawn; that it was drawn again, and from which law, is kept too (`DraftTree.repeats`), or its siblings would be
-accepted too often. Drawn without replacement, laws leave out the siblings drawn before, which accepts more.
+A node's children are drawn one after another, each from the law of one of the models: the first from that of the model that
+drew the node, the next from that of the next model, and so on. Each child keeps the law that it was drawn from, which is what
+the verification needs. Drawn with replacement, a token may come again: its draws become one node, below which what was planned
+for each of them is drawn; that it was drawn again, and from which law, is kept too (`DraftTree.repeats`), or its siblings would
+be accepted too often. Drawn without replacement, laws leave out the siblings drawn before, which accepts more.
 
 Shapes: B lines, W places of a level, U of the level above, K models, N nodes, V vocabulary.
 """
@@ -81,7 +81,7 @@ class TokenTreeDrafter:
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A tree with the nodes that the budget allows."""
-        reaches = [model.depth_within_limit(context, budget) if model.runner is not None else 0 for model in self.models]
+        reaches = [model.depth_within_limit(context, budget) for model in self.models]
         active = [model for model, reach in zip(self.models, reaches, strict=True) if reach]
         if not active:
             return DraftTree.empty(len(context.rows), context.device)
@@ -312,5 +312,6 @@ def _check_models(models: Sequence[PreTrainedModel], target: PreTrainedModel) ->
     for model in (target, *models):
         if not family_of(model).takes_trees:
             raise ValueError(
-                f"{type(model).__name__} takes chains and no trees of drafts, so several draft models cannot be merged; name one."
+                f"{type(model).__name__} takes chains and no trees of drafts, so several draft models cannot be merged; "
+                "name one."
             )

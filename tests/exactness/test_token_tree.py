@@ -240,7 +240,7 @@ def test_what_is_wrong_is_said() -> None:
         load_drafter(["suffix"], target)
     with pytest.raises(ValueError, match="`branches` must be counts"):
         load_drafter([draft], target, branches=(2, 0))
-    with pytest.raises(ValueError, match="T5.* takes chains and no trees"):
+    with pytest.raises(ValueError, match=r"T5.* takes chains and no trees"):
         load_drafter([tiny("t5")], tiny("t5"))
     specheads.enable(target, drafter=[draft])
     with pytest.raises(ValueError, match="`tree_nodes` is None"):
