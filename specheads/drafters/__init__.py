@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -28,8 +29,9 @@ def load_drafter(
 
     Args:
         spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"none"`; `"early-exit"` or
-            `"early-exit:N"` for the target's own first layers), a draft head, the
-            folder or Hub id of one, a draft model, a list of draft models, or an object that is a drafter already.
+            `"early-exit:N"` for the target's own first layers, `"mtp"` for the multi-token-prediction layers of its
+            checkpoint), a draft head, the folder or Hub id of one, a draft model, a list of draft models, a dict of a `draft`
+            model and an `inner` drafter that drafts for it, or an object that is a drafter already.
         target: The model to draft for.
         tokenizer: The target's tokenizer; needed for a draft model whose vocabulary is padded to another size. A head's is
             compared with it.
@@ -37,12 +39,18 @@ def load_drafter(
         with_suffix: Whether a head's drafts give way to copies of earlier text where those promise more.
         options: How a head is found and read: `revision`, `token`, `cache_dir` and the others of `specheads.import_head`. For a
             list of draft models, `branches` and `replacement` (see `TokenTreeDrafter`); for `"early-exit"`, the `prompt` to
-            measure on (see `EarlyExitDrafter`).
+            measure on (see `EarlyExitDrafter`); for a draft model, the `inner` drafter, `"suffix"` (see `StagedDrafter`).
 
     Raises:
         ValueError: if the name is unknown, or the head or draft model does not fit the target.
         TypeError: if `spec` is of another type.
     """
+    if isinstance(spec, Mapping):
+        if set(spec) != {"draft", "inner"}:
+            raise ValueError(
+                f"A drafter given as a dict must have a `draft` and an `inner` one, got {', '.join(map(str, spec))}."
+            )
+        return load_drafter(spec["draft"], target, tokenizer, assistant_tokenizer, inner=spec["inner"], **options)
     if isinstance(spec, list | tuple):
         from .token_tree import TokenTreeDrafter
 
@@ -53,6 +61,10 @@ def load_drafter(
         from ..formats import import_head
 
         spec = import_head(spec, target, **options).to(target.device)
+    elif isinstance(spec, PreTrainedModel) and not _is_head(spec) and set(options) == {"inner"}:
+        from .staged import StagedDrafter
+
+        return StagedDrafter(spec, target, options["inner"], tokenizer, assistant_tokenizer)
     elif options:
         raise TypeError(f"{', '.join(options)}: only a head that is loaded from a folder or the Hub takes such arguments.")
     if isinstance(spec, str):

@@ -211,6 +211,7 @@ REGISTRY: dict[str, tuple[str, str]] = {
 # Those that are made of a target's own weights; what follows a colon after the name is handed on.
 OF_TARGET: dict[str, tuple[str, str]] = {
     "early-exit": ("early_exit", "early_exit_drafter"),
+    "mtp": ("mtp", "mtp_drafter"),
 }
 
 
