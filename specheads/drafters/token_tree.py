@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -112,7 +112,7 @@ class TokenTreeDrafter:
             model.keep_rows(lines)
 
 
-class TreeSource(DraftSource):
+class TreeSource(DraftSource, Protocol):
     """A source that knows how many of the round's tokens it ran on before the tree."""
 
     pending: int

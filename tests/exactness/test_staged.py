@@ -79,13 +79,17 @@ def test_the_draft_models_law_is_its_own(batch: int, monkeypatch: pytest.MonkeyP
     assert len(plain) == 3**4
     assert total_variation(draft_law("suffix", monkeypatch, batch), plain) < 1e-9
     monkeypatch.setattr(staged.StagedDrafter, "_visible", everything_visible)
-    assert total_variation(draft_law("suffix", monkeypatch, batch), plain) > 1e-3
+    assert total_variation(draft_law("suffix", monkeypatch, batch), plain) > 1e-6
 
 
-@pytest.mark.parametrize(("mode", "setting", "batch"), [("block", "warped", 1), ("token", "repetition", 1), ("block", "warped", 2)])
+@pytest.mark.parametrize(
+    ("mode", "setting", "batch"), [("block", "warped", 1), ("token", "repetition", 1), ("block", "warped", 2)]
+)
 def test_replay(mode: str, setting: str, batch: int) -> None:
     speculative = {"draft_tokens": 2, "adaptive": False, "verification": mode}
-    assert distance(enabled("suffix"), None, speculative, setting, batch, 4 if batch == 1 else 3)[0] < 1e-9
+    assert (
+        distance(enabled("suffix"), None, speculative, setting, batch, 4 if setting == "warped" and batch == 1 else 3)[0] < 1e-9
+    )
 
 
 def test_a_copy_that_passes_for_a_drawn_token_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,10 @@ from .whole_loop import distance, target_and_draft
 
 # name: how many draft models, the drafter's options, the budget
 SCHEMES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
-    "one model, replaced": (1, {"branches": (2, 2), "replacement": True}, {"draft_tokens": 2, "tree_nodes": 6}),
+    "one model, replaced": (1, {"branches": (2, 2), "replacement": True}, {"draft_tokens": 2, "tree_nodes": 4}),
     "one model": (1, {"branches": (3, 1)}, {"draft_tokens": 2, "tree_nodes": 6}),
-    "two models, replaced": (2, {"branches": (2, 2), "replacement": True}, {"draft_tokens": 2, "tree_nodes": 5}),
-    "two models": (2, {"branches": (2, 2)}, {"draft_tokens": 2, "tree_nodes": 6}),
+    "two models, replaced": (2, {"branches": (2, 2), "replacement": True}, {"draft_tokens": 2, "tree_nodes": 4}),
+    "two models": (2, {"branches": (2, 2)}, {"draft_tokens": 2, "tree_nodes": 5}),
     "two models, measured": (2, {"replacement": True}, {"draft_tokens": 2, "tree_nodes": 4}),
 }
 FLAT: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -168,7 +168,7 @@ def enumerated_acceptance(p: Tensor, laws: list[Tensor], count: int, replacement
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_acceptance_is_what_theory_says(count: int, how_many: int) -> None:
     generator = torch.Generator().manual_seed(3)
-    p, *laws = torch.rand(1 + how_many, 5, generator=generator, dtype=torch.double).pow(2).clamp(min=1e-3)
+    p, *laws = torch.rand(1 + how_many, 4, generator=generator, dtype=torch.double).pow(2).clamp(min=1e-3)
     p, laws = p / p.sum(), [law / law.sum() for law in laws]
     reached = {}
     for replacement in (True, False):
@@ -184,7 +184,7 @@ def test_monte_carlo(replacement: bool) -> None:
     target, draft = models()
     drafter = load_drafter([draft, perturbed(target, 0.3, seed=7)], target, branches=(3, 2, 1), replacement=replacement)
     specheads.enable(target, drafter=drafter)
-    drawn = sample(target, None, {"draft_tokens": 3, "tree_nodes": 10}, 5, **arguments)
+    drawn = sample(target, None, {"draft_tokens": 3, "tree_nodes": 10}, 5, 8000, **arguments)
     assert p_value(drawn, expected_law(target, 3, **arguments)) > THRESHOLD
 
 
