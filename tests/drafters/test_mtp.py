@@ -116,7 +116,7 @@ def distance(folder: Path) -> float:
     # Without experts of its own: they are chosen in single precision, and the law would be as exact as that.
     target = target_with_layers(folder, 1, vocab_size=3, eos_token_id=None, first_k_dense_replace=2)
     with_mtp(target)
-    arguments = {"max_new_tokens": 4, "top_k": 0}
+    arguments = {"max_new_tokens": 4, "top_k": 2}
     settings = {"draft_tokens": 2, "adaptive": False}
     law, _ = speculative_law(target, PROMPT, 0, attention_mask=torch.ones_like(PROMPT), speculative=settings, **arguments)
     return total_variation(law, plain_law(target, PROMPT, 0, torch.ones_like(PROMPT), **arguments))
