@@ -16,6 +16,12 @@ from transformers.utils import ModelOutput, output_capturing
 # 5.24 renamed the argument that carries the cache.
 CACHE = "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
 
+try:  # 5.24 builds multi-token-prediction layers
+    from transformers.modeling_layers import MtpModel as _MtpModel
+except ImportError:
+    _MtpModel = None
+MtpModel: Any = _MtpModel
+
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 # Inputs that the pass over the prompt takes, and those after it do without.
 PROMPT_INPUTS = frozenset(getattr(generation, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ()))

@@ -111,6 +111,7 @@ def prepare(model: PreTrainedModel, config: SpeculativeConfig, drafter: Drafter,
     # A clock would make it a matter of chance which random numbers are drawn.
     uses_clock = noise is None or config.sampling_noise == "keyed"
     target = _runner(model, config, request, cache, prompt, sequences.remaining(0))
+    context.target = target
     cost = PassCost(given.logits.device, is_packed(model), target.fills)
     return Call(
         target=target,

@@ -66,6 +66,8 @@ class DraftTree:
         expected: How many tokens the drafter thinks will be accepted, over all rows; `None` if it does not know.
         steps: How many levels of it took a step that costs (`Drafter.step_cost`); `None` for all of them.
         probes: What the target is to run on besides; `None` for nothing. Only where it takes trees.
+        repeats: `[B, N, J]` indices in `proposals` of the laws that tokens of earlier siblings were drawn from again, after the
+            node and before its next sibling; -1 for none. `None` if there are none at all.
     """
 
     tokens: Tensor
@@ -77,6 +79,7 @@ class DraftTree:
     expected: float | None = None
     steps: int | None = None
     probes: Probes | None = None
+    repeats: Tensor | None = None
 
     @classmethod
     def empty(cls, batch_size: int, device: torch.device) -> DraftTree:
@@ -141,6 +144,7 @@ class DraftTree:
             f"`probes` must be tokens below {vocab_size} with depths [B, E] and a mask [B, E, E], and take a tree": lambda: (
                 not self._has_probes(vocab_size, takes_trees)
             ),
+            "`repeats` must be indices [B, N, J] of `proposals`, in a tree that is no chain": lambda: not self._has_repeats(),
         }  # fmt: skip
         for rule, is_broken in faults.items():
             if is_broken():
@@ -174,6 +178,13 @@ class DraftTree:
             and probes.visible.shape == (*shape, shape[1])
             and bool(((probes.tokens >= 0) & (probes.tokens < vocab_size)).all())
         )
+
+    def _has_repeats(self) -> bool:
+        if self.repeats is None:
+            return True
+        known = 0 if self.proposals is None else self.proposals.shape[1]
+        is_fit = self.repeats.dtype == torch.long and self.repeats.dim() == 3 and self.repeats.shape[:2] == self.tokens.shape
+        return is_fit and not self.is_chain and bool((self.repeats < known).all())
 
     @property
     def size(self) -> int:

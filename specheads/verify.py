@@ -17,7 +17,7 @@ Shapes: B rows, N draft nodes, V vocabulary; node 0 is the root.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -230,8 +230,20 @@ def _tree_acceptances(tree: DraftTree, owed: Tensor, carry: bool) -> Tensor:
         if carry:
             share[:, node] = accept
         _strike(law, before, a, token, proposal, is_point, exists)
+        for again, repeats in _repeats(tree, node):
+            # A sibling's token, rejected with it: nothing of it is left to accept, but one more chance of it is spent.
+            _strike(law, before, a, token, again, torch.zeros_like(exists), exists & repeats)
         owed[lines, parent], total[lines, parent], share[lines, parent] = law, before, a
     return share if carry else accepted
+
+
+def _repeats(tree: DraftTree, node: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The laws `[B, V]` that tokens of siblings were drawn from again after a node, and in which lines they were `[B]`."""
+    if tree.repeats is None or tree.proposals is None:
+        return
+    lines = torch.arange(len(tree.tokens), device=tree.tokens.device)
+    for index in tree.repeats[:, node - 1].unbind(dim=1):
+        yield tree.proposals[lines, index.clamp(min=0)], index >= 0
 
 
 def _proposals(tree: DraftTree) -> tuple[Tensor | None, Tensor]:

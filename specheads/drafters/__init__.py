@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from .base import REGISTRY, Accepted, Budget, DraftContext, Drafter, drafter_by_name
+from .base import OF_TARGET, REGISTRY, Accepted, Budget, DraftContext, Drafter, drafter_by_name, drafter_of_target
 
 __all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "drafter_by_name", "load_drafter"]
 
@@ -29,52 +30,92 @@ def load_drafter(
 
     Args:
         spec: The name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"lookahead"`, `"none"`, or
-            `"retrieval:FOLDER"` with the folder of a datastore), a draft head, the folder or Hub id of one, a draft model, or
-            an object that is a drafter already.
+            `"retrieval:FOLDER"` with the folder of a datastore; `"early-exit"` or `"early-exit:N"` for the target's own first
+            layers, `"mtp"` for the multi-token-prediction layers of its checkpoint), a draft head, the folder or Hub id of one,
+            a draft model, a list of draft models, a dict of a `draft` model and an `inner` drafter that drafts for it, or an
+            object that is a drafter already.
         target: The model to draft for.
         tokenizer: The target's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
             size. A head's and a datastore's are compared with it.
         assistant_tokenizer: That draft model's tokenizer.
         with_suffix: Whether a head's drafts give way to copies of earlier text where those promise more.
-        options: How a head is found and read: `revision`, `token`, `cache_dir` and the others of `specheads.import_head`.
+        options: How a head is found and read: `revision`, `token`, `cache_dir` and the others of `specheads.import_head`. For a
+            list of draft models, `branches` and `replacement` (see `TokenTreeDrafter`); for `"early-exit"`, the `prompt` to
+            measure on (see `EarlyExitDrafter`); for a draft model, the `inner` drafter, `"suffix"` (see `StagedDrafter`).
 
     Raises:
         ValueError: if the name is unknown, or the head or draft model does not fit the target.
         TypeError: if `spec` is of another type.
     """
+    if isinstance(spec, Mapping):
+        if set(spec) != {"draft", "inner"}:
+            raise ValueError(
+                f"A drafter given as a dict must have a `draft` and an `inner` one, got {', '.join(map(str, spec))}."
+            )
+        return load_drafter(spec["draft"], target, tokenizer, assistant_tokenizer, inner=spec["inner"], **options)
+    if isinstance(spec, list | tuple):
+        from .token_tree import TokenTreeDrafter
+
+        return TokenTreeDrafter(spec, target, tokenizer, assistant_tokenizer, **options)
+    if isinstance(spec, str) and spec.partition(":")[0] in OF_TARGET:
+        return drafter_of_target(spec, target, **options)
     if isinstance(spec, str | os.PathLike) and _is_place(spec):
         from ..formats import import_head
 
-        spec = import_head(spec, target, **options).to(target.device)
-    elif options:
+        return _of_head(import_head(spec, target, **options).to(target.device), target, tokenizer, with_suffix)
+    if isinstance(spec, PreTrainedModel) and not _is_head(spec):
+        return _of_model(spec, target, tokenizer, assistant_tokenizer, **options)
+    if options:
         raise TypeError(f"{', '.join(options)}: only a head that is loaded from a folder or the Hub takes such arguments.")
     if isinstance(spec, str):
-        if spec.startswith(STORED):
-            from .retrieval import RetrievalDrafter
+        return _of_name(spec, target, tokenizer)
+    return _of_head(spec, target, tokenizer, with_suffix) if _is_head(spec) else _checked(spec)
 
-            return RetrievalDrafter(spec.removeprefix(STORED), target, tokenizer)
-        return drafter_by_name(spec)
-    if _is_head(spec):
-        from .head import drafter_for
-        from .with_suffix import WithSuffix
 
-        drafter = drafter_for(spec, target, tokenizer)
-        return WithSuffix(drafter) if with_suffix else drafter
-    if isinstance(spec, PreTrainedModel):
-        if tokenizer is not None and assistant_tokenizer is not None:
-            from .other_vocabulary import OtherVocabularyDrafter
+def _of_name(name: str, target: PreTrainedModel, tokenizer: Any) -> Drafter:
+    if not name.startswith(STORED):
+        return drafter_by_name(name)
+    from .retrieval import RetrievalDrafter
 
-            if tokenizer.get_vocab() != assistant_tokenizer.get_vocab():
-                return OtherVocabularyDrafter(spec, target, tokenizer, assistant_tokenizer)
-        from .draft_model import DraftModelDrafter
+    return RetrievalDrafter(name.removeprefix(STORED), target, tokenizer)
 
-        return DraftModelDrafter(spec, target, tokenizer, assistant_tokenizer)
-    if not isinstance(spec, type) and all(callable(getattr(spec, name, None)) for name in METHODS):
-        missing = [name for name in ATTRIBUTES if not hasattr(spec, name)]
+
+def _of_head(head: Any, target: PreTrainedModel, tokenizer: Any, with_suffix: bool) -> Drafter:
+    from .head import drafter_for
+    from .with_suffix import WithSuffix
+
+    drafter = drafter_for(head, target, tokenizer)
+    return WithSuffix(drafter) if with_suffix else drafter
+
+
+def _of_model(
+    draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any, assistant_tokenizer: Any, **options: Any
+) -> Drafter:
+    if set(options) == {"inner"}:
+        from .staged import StagedDrafter
+
+        return StagedDrafter(draft, target, options["inner"], tokenizer, assistant_tokenizer)
+    if options:
+        raise TypeError(
+            f"{', '.join(options)}: a draft model takes no other argument than `inner`, the drafter that speeds it up."
+        )
+    if None not in (tokenizer, assistant_tokenizer) and tokenizer.get_vocab() != assistant_tokenizer.get_vocab():
+        from .other_vocabulary import OtherVocabularyDrafter
+
+        return OtherVocabularyDrafter(draft, target, tokenizer, assistant_tokenizer)
+    from .draft_model import DraftModelDrafter
+
+    return DraftModelDrafter(draft, target, tokenizer, assistant_tokenizer)
+
+
+def _checked(drafter: Any) -> Drafter:
+    """One of the user's own, with the methods and attributes that a drafter has."""
+    if not isinstance(drafter, type) and all(callable(getattr(drafter, name, None)) for name in METHODS):
+        missing = [name for name in ATTRIBUTES if not hasattr(drafter, name)]
         if missing:
-            raise TypeError(f"The drafter {type(spec).__name__} lacks the attribute(s) {', '.join(missing)}.")
-        return spec
-    what = f"the class {spec.__name__}" if isinstance(spec, type) else type(spec).__name__
+            raise TypeError(f"The drafter {type(drafter).__name__} lacks the attribute(s) {', '.join(missing)}.")
+        return drafter  # type: ignore[no-any-return]
+    what = f"the class {drafter.__name__}" if isinstance(drafter, type) else type(drafter).__name__
     raise TypeError(f"A drafter must be a name, a model or an object with the drafter's methods, got {what}.")
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..config import SpeculativeConfig
 from ..features import PromptFeatures
 from ..processors import ScoreProcessors
 from ..randomness import Noise
 from ..sequences import Sequences
+from ..target import ModelRunner
 from ..tree import NO_TOKEN, DraftTree
 
 
@@ -43,6 +45,7 @@ class DraftContext:
         encoder_inputs: `[B, S, ...]` what the encoder read, ids or sound; `None` where only its outputs are known.
         prompt_features: The target's hidden states of the prompt, for drafters with `feature_layers`; there for `begin` only,
             so that they do not stay.
+        target: The target with its cache, for drafters that run a part of it between its passes; `None` before it is there.
     """
 
     rows: list[int]
@@ -60,6 +63,7 @@ class DraftContext:
     weighs_proposals: bool
     encoder_inputs: Tensor | None = None
     prompt_features: PromptFeatures | None = None
+    target: ModelRunner | None = None
 
     def length(self, line: int) -> int:
         """How many tokens the line's row has, prompt included."""
@@ -193,7 +197,10 @@ def with_padded_rows(tree: DraftTree, context: DraftContext) -> DraftTree:
     proposal_of = None if tree.proposal_of is None else tree.proposal_of.clone()
     if proposal_of is not None:
         proposal_of[ended] = -1
-    return replace(tree, tokens=tokens, parents=parents, proposal_of=proposal_of)
+    repeats = None if tree.repeats is None else tree.repeats.clone()
+    if repeats is not None:
+        repeats[ended] = -1
+    return replace(tree, tokens=tokens, parents=parents, proposal_of=proposal_of, repeats=repeats)
 
 
 # A name, and the module and class that bear it. Imported on use, so that a drafter costs nothing to those who do without.
@@ -206,6 +213,11 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "lookahead": ("lookahead", "LookaheadDrafter"),
     "wrong": ("wrong", "WrongDrafter"),
 }
+# Those that are made of a target's own weights; what follows a colon after the name is handed on.
+OF_TARGET: dict[str, tuple[str, str]] = {
+    "early-exit": ("early_exit", "early_exit_drafter"),
+    "mtp": ("mtp", "mtp_drafter"),
+}
 
 
 def drafter_by_name(name: str) -> Drafter:
@@ -216,9 +228,17 @@ def drafter_by_name(name: str) -> Drafter:
     """
     if name not in REGISTRY:
         raise ValueError(
-            f"Unknown drafter {name!r}; known are {', '.join(REGISTRY)}, `retrieval:` with the folder of a datastore, and a "
-            "draft head's folder or id, `owner/name`."
+            f"Unknown drafter {name!r}; known are {', '.join([*REGISTRY, *OF_TARGET])}, `retrieval:` with the folder of a "
+            "datastore, and a draft head's folder or id, `owner/name`."
         )
     module, class_name = REGISTRY[name]
     build: Callable[[], Drafter] = getattr(import_module(f".{module}", __package__), class_name)
     return build()
+
+
+def drafter_of_target(name: str, target: PreTrainedModel, **options: Any) -> Drafter:
+    """Builds a drafter of a target's own weights, by its name and perhaps a colon and an argument."""
+    name, _, argument = name.partition(":")
+    module, builder = OF_TARGET[name]
+    build: Callable[..., Drafter] = getattr(import_module(f".{module}", __package__), builder)
+    return build(target, argument, **options)

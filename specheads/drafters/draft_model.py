@@ -80,16 +80,21 @@ class DraftModelDrafter:
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A sampled or most probable chain, or a tree if the budget has more nodes than depth."""
-        depth = self._depth_within_limit(context, budget)
-        if self.runner is None or depth == 0:
+        depth = self.depth_within_limit(context, budget)
+        if depth == 0:
             return DraftTree.empty(len(context.rows), context.device)
-        logits, self.pending = self._catch_up(context)
+        logits = self.start(context)
         if context.takes_trees and self.family.takes_trees and budget.nodes > depth:
             grown = grow_tree(self, context, logits, self.pending, depth, budget.nodes)
         else:
             grown = grow_chain(self, context, logits, self.pending, depth)
         self.slot_of = grown.slot_of
         return within_depths(grown.tree, budget.depths)
+
+    def start(self, context: DraftContext) -> Tensor:
+        """Feeds what the draft model has not seen. Returns the logits `[B, V']` after each row's last token."""
+        logits, self.pending = self._catch_up(context)
+        return logits
 
     def commit(self, context: DraftContext, accepted: Accepted) -> None:
         """Keeps the accepted nodes that the draft model has run on."""
@@ -173,7 +178,10 @@ class DraftModelDrafter:
         """The greatest id that the draft model can read: a target with more padding may say some without an embedding."""
         return self.model.get_input_embeddings().weight.shape[0] - 1
 
-    def _depth_within_limit(self, context: DraftContext, budget: Budget) -> int:
+    def depth_within_limit(self, context: DraftContext, budget: Budget) -> int:
+        """How deep the draft model's positions let it draft; not at all if the prompt left it none."""
+        if self.runner is None:
+            return 0
         if self.position_limit is None:
             return budget.depth
         longest = max(self._length(context, line) for line in range(len(context.rows)))

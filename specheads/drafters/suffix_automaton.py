@@ -65,6 +65,19 @@ class SuffixAutomaton:
         """The state of the longest suffix that occurred at more places than `state`; `ROOT`, the empty one, in the end."""
         return self.links[state]
 
+    def step(self, state: int, length: int, token: int) -> tuple[int, int]:
+        """The state, and the length within it, of the longest known suffix of a state's substring followed by a token.
+
+        Args:
+            state: The state; `ROOT` for the empty substring.
+            length: The length of the substring that is meant, one of the state's.
+            token: The token. The text itself stays as it is.
+        """
+        while state != ROOT and token not in self.followers[state]:
+            state = self.links[state]
+            length = self.lengths[state]
+        return (self.followers[state][token], length + 1) if token in self.followers[state] else (ROOT, 0)
+
     def continuations(self, state: int) -> list[Continuation]:
         """The tokens that followed a state's substrings, in no order.
 
