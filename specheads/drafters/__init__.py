@@ -114,7 +114,7 @@ def _checked(drafter: Any) -> Drafter:
         missing = [name for name in ATTRIBUTES if not hasattr(drafter, name)]
         if missing:
             raise TypeError(f"The drafter {type(drafter).__name__} lacks the attribute(s) {', '.join(missing)}.")
-        return drafter  # type: ignore[no-any-return]
+        return drafter
     what = f"the class {drafter.__name__}" if isinstance(drafter, type) else type(drafter).__name__
     raise TypeError(f"A drafter must be a name, a model or an object with the drafter's methods, got {what}.")
 

@@ -71,7 +71,7 @@ class OtherVocabularyDrafter(DraftModelDrafter):
         """A draft of shared tokens; or a chain that was written freely and encoded anew."""
         if not self.writes_freely:
             return super().propose(context, budget)
-        depth = self._depth_within_limit(context, budget)
+        depth = self.depth_within_limit(context, budget)
         if self.runner is None or depth == 0:
             return DraftTree.empty(len(context.rows), context.device)
         self.written = self._write(context, depth).tolist()
