@@ -71,7 +71,7 @@ def verdicts(output: Path) -> dict[str, str]:
 
 def test_five_drafters_are_exact(folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, draft = tmp_path / "e.json", f"assisted:{folders[1]}"
-    line = command(folders, output, "--variant", f"auto,suffix,recycling,none,{draft}", "--samples", "4000")
+    line = command(folders, output, "--variant", f"auto,suffix,recycling,none,{draft}", "--samples", "6000")
     assert main(line) == 0
     result = json.loads(output.read_text(encoding="utf-8"))
     assert result["kind"] == "exactness"
