@@ -39,7 +39,7 @@ def chat(
 ) -> None:
     """Chat with a model.
 
-    Accepted drafts are green, the target's own tokens underlined blue. /reset begins anew, /quit ends it, Ctrl-C ends only a reply.
+    Accepted drafts are green, the target's own tokens underlined blue. Ctrl-C ends a reply only.
     """
     from rich.console import Console
 
