@@ -14,3 +14,19 @@ def speed(context: typer.Context) -> None:
     from ..evaluation.speed import main
 
     raise typer.Exit(main(context.args))
+
+
+@evaluations.command(context_settings=PASSED_ON)
+def acceptance(context: typer.Context) -> None:
+    """Measure how much of its drafts the target accepts; the arguments are those of `eval/acceptance.py`."""
+    from ..evaluation.acceptance import main
+
+    raise typer.Exit(main(context.args))
+
+
+@evaluations.command(context_settings=PASSED_ON)
+def exactness(context: typer.Context) -> None:
+    """Test whether drafters leave the target's output as it is; the arguments are those of `eval/exactness.py`."""
+    from ..evaluation.exactness import main
+
+    raise typer.Exit(main(context.args))

@@ -12,7 +12,7 @@ from .words import NOTHING, machine_of, model_of, share, short_name, way_of, wit
 
 Result = Mapping[str, Any]
 Entry = Mapping[str, Any]
-MOST_SERIES = 6
+MOST_LINES, MOST_SHOWN = 6, 4
 
 
 def acceptance_page(results: Sequence[Result]) -> Page:
@@ -25,7 +25,7 @@ def acceptance_page(results: Sequence[Result]) -> Page:
     entries = [entry for result in results for entry in result["results"]]
     names = _names(entries)
     best = max(entries, key=_length)
-    ranked = sorted(zip(names, entries, strict=True), key=lambda pair: -_length(pair[1]))[:MOST_SERIES]
+    ranked = sorted(zip(names, entries, strict=True), key=lambda pair: -_length(pair[1]))[:MOST_SHOWN]
     shown = [pair for pair in zip(names, entries, strict=True) if any(pair[1] is entry for _, entry in ranked)]
     return Page(
         title="Acceptance of drafts",
@@ -60,13 +60,13 @@ def _names(entries: Sequence[Entry]) -> list[str]:
 def _verdict(name: str, best: Entry) -> Verdict:
     figures = best["figures"]
     length = figures["mean_acceptance_length"]
-    interval = "" if length["low"] is None else f" (95 % interval {length['low']:.2f} to {length['high']:.2f})"
+    interval = "" if length["low"] is None else f" (95% interval {length['low']:.2f} to {length['high']:.2f})"
     return Verdict(
         "good" if (length["low"] or 0) > 1 else "open",
         f"{name} emits {length['value']:.2f} tokens per pass of the target{interval}, where plain decoding emits 1.",
         [
             f"{share(figures['draft_acceptance_rate'])} of its drafted tokens were accepted. How much faster that makes "
-            "generation depends on what drafting and longer passes cost; `specheads eval speed` measures it.",
+            "generation depends on what drafting and longer passes cost; specheads eval speed measures it.",
         ],
     )
 
@@ -74,7 +74,7 @@ def _verdict(name: str, best: Entry) -> Verdict:
 def _figures(best: Entry) -> list[Figure]:
     figures = best["figures"]
     length = figures["mean_acceptance_length"]
-    interval = "mean acceptance length" if length["low"] is None else f"95 %: {length['low']:.2f} to {length['high']:.2f}"
+    interval = "mean acceptance length" if length["low"] is None else f"95%: {length['low']:.2f} to {length['high']:.2f}"
     drafted = f"{figures['num_accepted_draft_tokens']:,} of {figures['num_draft_tokens']:,}"
     first = figures["acceptance_at_position"][:1]
     volume = f"{figures['num_emitted_tokens']:,} tokens, {figures['num_spec_steps']:,} rounds"
@@ -105,9 +105,9 @@ def _table(names: Sequence[str], entries: Sequence[Entry]) -> Table:
             ]
         )
     note = (
-        "K: the most tokens drafted along a path; drafts are as long as they may be. Tokens/round (mean acceptance "
-        "length): emitted tokens / rounds, [ ] bootstrap 95 % intervals over prompts. Accepted: accepted / drafted tokens. 1st, 2nd, 3rd: acceptance at "
-        "the position, all before it included."
+        "K: the most tokens drafted along a path; drafts are as long as they may be. Tokens/round (mean acceptance length): "
+        "emitted tokens / rounds, [ ] bootstrap 95% intervals over prompts. Accepted: accepted / drafted tokens. 1st, 2nd, "
+        "3rd: acceptance at the position, all before it included."
     )
     return Table("All combinations", columns, rows, note)
 
@@ -122,10 +122,10 @@ def _by_draft_length(entries: Sequence[Entry]) -> list[Chart]:
         groups.setdefault(name, []).append(entry)
     series = [
         _points(name, [entry["draft_tokens"] for entry in group], [entry["figures"] for entry in group])
-        for name, group in list(groups.items())[:MOST_SERIES]
+        for name, group in list(groups.items())[:MOST_LINES]
     ]
     drawing = lines(series, "K, the most tokens drafted in a round", "emitted tokens per round", level=1.0)
-    note = "Whiskers: bootstrap 95 % intervals over prompts. Dashed: plain decoding."
+    note = "Whiskers: bootstrap 95% intervals over prompts. Dashed: plain decoding."
     return [Chart("Tokens per round by draft length", drawing, legend_of(series), note)]
 
 
@@ -135,7 +135,7 @@ def _by_category(shown: Sequence[tuple[str, Entry]]) -> Chart:
         groups = {"all": entry["figures"]} | (entry["categories"] if len(entry["categories"]) > 1 else {})
         series.append(_points(name, list(groups), list(groups.values())))
     drawing = bars(series, "emitted tokens per round", level=1.0)
-    note = "Whiskers: bootstrap 95 % intervals over prompts. Dashed: plain decoding."
+    note = "Whiskers: bootstrap 95% intervals over prompts. Dashed: plain decoding."
     return Chart("Tokens per round by category", drawing, legend_of(series), note)
 
 

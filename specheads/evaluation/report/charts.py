@@ -18,12 +18,12 @@ MARKERS = "osD^vP"
 TEXT, GRID = "#010203", "#040506"
 COLOURS = tuple(f"#0a0b{number:02x}" for number in range(SERIES))
 STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "specheads", "font.family": "sans-serif", "font.size": 10, "text.color": TEXT,
+    "svg.fonttype": "none", "svg.hashsalt": "specheads", "font.family": "sans-serif", "font.size": 11, "text.color": TEXT,
     "axes.labelcolor": TEXT, "axes.edgecolor": GRID, "xtick.color": TEXT, "ytick.color": TEXT, "axes.grid": True,
     "grid.color": GRID, "grid.linewidth": 0.7, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
     "figure.constrained_layout.use": True, "lines.linewidth": 1.8, "lines.markersize": 5, "axes.titlesize": 10,
 }  # fmt: skip
-WIDTH, HEIGHT = 5.0, 3.0  # inches; a page shows them about so large
+WIDTH, HEIGHT = 4.7, 3.0  # inches; a page shows them about so large
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,17 @@ def lines(
     """
     with rc_context(STYLE):
         figure, axes = _figure(HEIGHT)
+        places = sorted({number for points in series for number in points.x})
+        has_whiskers = any(end is not None for points in series for end in points.low)
+        step = 0.012 * (places[-1] - places[0]) if has_whiskers else 0.0  # else they would hide one another
         for place, points in enumerate(series):
             colour, marker = COLOURS[place % SERIES], MARKERS[place % SERIES]
-            axes.plot(points.x, points.y, color=colour, marker=marker)
-            _whiskers(axes, points, points.x, colour, upright=True)
+            at = [number + step * (place - (len(series) - 1) / 2) for number in points.x]
+            axes.plot(at, points.y, color=colour, marker=marker)
+            _whiskers(axes, points, at, colour, upright=True)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        axes.set_xticks(sorted({number for points in series for number in points.x}))
+        axes.set_xticks(places)
         axes.grid(axis="x", visible=False)
         if percent:
             axes.set_ylim(0, 1.02)
@@ -109,22 +113,22 @@ def bars(series: Sequence[Points], x_label: str, *, level: float | None = None, 
     """Lying bars, one group for each name, with the intervals and the values.
 
     Args:
-        series: Each with the same names.
+        series: Their `x` are the names.
         x_label: What is measured, with its unit.
         level: Where to draw a line across.
         digits: After the point.
     """
-    names = list(series[0].x)
+    names = list(dict.fromkeys(name for points in series for name in points.x))
     with rc_context(STYLE):
         figure, axes = _figure(0.9 + 0.24 * len(names) * len(series) + 0.16 * len(names))
         height = 0.84 / len(series)
         for place, points in enumerate(series):
-            at = [row - 0.42 + height * (place + 0.5) for row in range(len(names))]
+            at = [names.index(name) - 0.42 + height * (place + 0.5) for name in points.x]
             axes.barh(at, points.y, height * 0.9, color=COLOURS[place % SERIES])
             _whiskers(axes, points, at, TEXT, upright=False)
             ends = [max(value, high or 0.0) for value, high in zip(points.y, points.high or points.y, strict=True)]
             for row, value, end in zip(at, points.y, ends, strict=True):
-                axes.annotate(f"{value:.{digits}f}", (end, row), (4, 0), textcoords="offset points", va="center", fontsize=9)
+                axes.annotate(f"{value:.{digits}f}", (end, row), (4, 0), textcoords="offset points", va="center", fontsize=10)
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         axes.set_xlabel(x_label)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .charts import Points, columns, legend_of, lines
@@ -49,8 +49,20 @@ def position_charts(counts: Mapping[str, Mapping[str, Any]]) -> list[Chart]:
 
 
 def _by_position(name: str, figures: Mapping[str, Any], key: str) -> Points:
-    held = [place for place, rounds in enumerate(figures["drafted_to_position"]) if rounds >= LEAST_ROUNDS] or [0]
+    drafted, accepted = figures["drafted_to_position"], figures["acceptance_at_position"]
+    # Of so many rounds a share is: those that drafted so far, or for the conditional one those that also accepted all before.
+    rounds = list(drafted) if key == "acceptance_at_position" else _reached(drafted, accepted, figures[key])
+    held = [place for place, count in enumerate(rounds) if count >= LEAST_ROUNDS] or [0]
     return Points(name, [place + 1 for place in held], [figures[key][place] for place in held])
+
+
+def _reached(drafted: Sequence[int], joint: Sequence[float], conditional: Sequence[float]) -> list[float]:
+    """How many rounds reached each position. Where none accepted there, at most those that accepted the one before."""
+    found: list[float] = []
+    for place, count in enumerate(drafted):
+        before = drafted[place - 1] * joint[place - 1] if place else count
+        found.append(count * joint[place] / conditional[place] if conditional[place] else before)
+    return found
 
 
 def _histogram(name: str, histogram: list[int]) -> Points:

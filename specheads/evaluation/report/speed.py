@@ -13,7 +13,7 @@ from .positions import position_charts
 from .words import NOTHING, TIMES, machine_of, model_of, share, short_name, way_of, with_interval
 
 Result = Mapping[str, Any]
-MOST_SERIES = 6
+MOST_SERIES = 5
 PARTS = {"draft": "drafting", "verify": "the target's passes", "other": "the prompt, and all else"}
 
 
@@ -33,10 +33,10 @@ def speed_page(results: Sequence[Result]) -> Page:
         verdict=_verdict(best),
     )
     if not _variants(best):
-        page.tables.append(_table(best))
+        page.tables.append(_table(results))
         return page
     page.figures = _figures(best)
-    page.tables = [_table(result) for result in results]
+    page.tables = [_table(results)]
     page.charts = [*_by_draft_length(results), *_by_category(best), *position_charts(_counts(best)), *_time(best)]
     return page
 
@@ -58,7 +58,7 @@ def _verdict(result: Result) -> Verdict:
     name = short_name(name)
     if low is None:
         return Verdict("open", f"With one prompt {name} ran at {value:.2f} times the speed of plain generation.", greedy)
-    interval = f"95 % interval {low:.2f} to {high:.2f}"
+    interval = f"95% interval {low:.2f} to {high:.2f}"
     if low > 1:
         return Verdict("good", f"{name} generates {value:.2f} times as fast as plain generation ({interval}).", greedy)
     if high < 1:
@@ -68,7 +68,7 @@ def _verdict(result: Result) -> Verdict:
 
 def _greedy_words(result: Result) -> list[str]:
     if result["settings"]["temperature"] != 0:
-        return ["Sampled texts cannot be compared token by token; `specheads eval exactness` tests their law."]
+        return ["Sampled texts cannot be compared token by token; specheads eval exactness tests their law."]
     compared = {name: figures["greedy"] for name, figures in _variants(result).items() if figures.get("greedy")}
     rows = sum(greedy["rows"] for greedy in compared.values())
     places = [place for greedy in compared.values() for place in greedy["divergences"]]
@@ -82,7 +82,7 @@ def _greedy_words(result: Result) -> list[str]:
 def _figures(result: Result) -> list[Figure]:
     name, figures = _quickest(result)
     plain, ratio = result["summary"][PLAIN], figures["total_ratio"]
-    interval = "" if ratio["low"] is None else f"95 %: {ratio['low']:.2f} to {ratio['high']:.2f}"
+    interval = "" if ratio["low"] is None else f"95%: {ratio['low']:.2f} to {ratio['high']:.2f}"
     shown = [
         Figure(f"{ratio['value']:.2f}{TIMES}", f"the speed of plain generation, by {short_name(name)}", interval),
         Figure(
@@ -104,19 +104,23 @@ def _figures(result: Result) -> list[Figure]:
     return shown
 
 
-def _table(result: Result) -> Table:
-    settings = result["settings"]
-    drafted = settings.get("draft_tokens")
-    title = "All variants" if drafted is None else f"All variants, at most {drafted} tokens drafted"
-    columns = ("variant", "tokens/s", "ratio, median", "ratio, total", "tokens/round", "accepted", "greedy texts")
-    rows = [_row(name, figures) for name, figures in result["summary"].items()]
+def _table(results: Sequence[Result]) -> Table:
+    settings = results[0]["settings"]
+    columns = ["variant", "tokens/s", "ratio, median", "ratio, total", "tokens/round", "accepted", "greedy texts"]
+    rows = [_row(name, figures) for result in results for name, figures in result["summary"].items()]
+    if len(results) > 1:
+        columns.insert(1, "K")
+        lengths = [result["settings"].get("draft_tokens") for result in results for _ in result["summary"]]
+        for row, length in zip(rows, lengths, strict=True):
+            row.insert(1, NOTHING if length is None else str(length))
+    trials = results[0]["summary"][PLAIN]["trials"]
     note = (
-        f"{result['summary'][PLAIN]['trials']} trials of at most {settings['max_new_tokens']} tokens, the variants by turns. "
-        "Ratios are to plain generation on the same prompts: the median over prompts, and all tokens over all seconds; [ ] bootstrap "
-        "95 % intervals. Tokens/round: emitted tokens / rounds. Greedy texts: those with plain generation's very tokens, and "
-        "the largest gap of the target's two best scores where others part."
+        f"{trials} trials of at most {settings['max_new_tokens']} tokens, the variants by turns. "
+        "Ratios are to plain generation on the same prompts: the median over prompts, and all tokens over all seconds; [ ] "
+        "bootstrap 95% intervals. Tokens/round: emitted tokens / rounds. Greedy texts: those with plain generation's very "
+        "tokens, and the largest gap of the target's two best scores where others part."
     )
-    return Table(title, columns, rows, note)
+    return Table("All variants", columns, rows, f"{note} K: the most tokens drafted." if len(results) > 1 else note)
 
 
 def _row(name: str, figures: Mapping[str, Any]) -> list[str]:
@@ -148,7 +152,7 @@ def _by_category(result: Result) -> list[Chart]:
         ratios = [group["median_ratio"] for group in groups.values()]
         series.append(_points(short_name(name), list(groups), ratios))
     drawing = bars(series, "tokens/s ÷ plain tokens/s, median over prompts", level=1.0)
-    note = "Whiskers: bootstrap 95 % intervals over prompts. Dashed: as fast as plain generation."
+    note = "Whiskers: bootstrap 95% intervals over prompts. Dashed: as fast as plain generation."
     return [Chart("Speed-up by category", drawing, legend_of(series), note)]
 
 
@@ -171,7 +175,7 @@ def _by_draft_length(results: Sequence[Result]) -> list[Chart]:
                 if all(category in figures["categories"] for figures in every)
             ]
         drawing = lines(series, "K, the most tokens drafted in a round", "speed-up over plain", level=1.0)
-        note = "Median over prompts of tokens/s ÷ plain tokens/s; whiskers: bootstrap 95 % intervals. Dashed: plain generation."
+        note = "Median over prompts of tokens/s ÷ plain tokens/s; whiskers: bootstrap 95% intervals. Dashed: plain generation."
         charts.append(Chart(f"Speed-up by draft length: {short_name(name)}", drawing, legend_of(series), note))
     return charts
 
