@@ -33,8 +33,8 @@ if TYPE_CHECKING:  # rich is imported where it is used: without it, the demonstr
 DEFAULT = "auto"
 HEADS_FOLDER = Path(__file__).parent / "demo_heads"
 TIMES = """\
-About three minutes on two cores: plain generate and speculative=True take turns. The first time it is more: `make demo` installs
-its packages, which takes a few minutes, and SmolLM2-135M-Instruct is converted, which takes about one."""
+About three minutes on two cores: plain generate and speculative=True take turns. The first time it is more: `make demo`
+installs its packages, which takes a few minutes, and SmolLM2-135M-Instruct is converted, which takes about one."""
 MAX_NEW_TOKENS = 80
 SEED = 7
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
