@@ -28,6 +28,7 @@ class SpeculativeConfig:
         sampling_noise: `"generator"`, or `"keyed"`: the noise is a function of seed, row and position, so that the
             sampled text does not depend on the drafter.
         per_step: Keep the numbers of drafted and accepted tokens of every round in the statistics.
+        per_step_drafts: Keep there what was drafted in every round, too.
 
     Raises:
         ValueError: if a field holds a value outside of what is described above.
@@ -42,6 +43,7 @@ class SpeculativeConfig:
     seed: int | Sequence[int] | None = None
     sampling_noise: str = "generator"
     per_step: bool = field(default=False)
+    per_step_drafts: bool = field(default=False)
 
     def __post_init__(self) -> None:
         if self.drafter is not None and not isinstance(self.drafter, str):
@@ -54,7 +56,7 @@ class SpeculativeConfig:
             _check_count("tree_nodes", self.tree_nodes, at_least=1)
         _check_choice("verification", self.verification, VERIFICATION_MODES)
         _check_choice("sampling_noise", self.sampling_noise, SAMPLING_NOISES)
-        for name in ("adaptive", "per_step"):
+        for name in ("adaptive", "per_step", "per_step_drafts"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
         temperature = self.draft_temperature

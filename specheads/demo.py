@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .drafters import load_drafter
 from .evaluation.colouring import accepted_marks, pieces
 from .evaluation.divergence import Divergence, divergences
 from .evaluation.prompts import Prompt, encode
 from .evaluation.runs import Run, sampling_arguments, timed_run
 from .evaluation.smollm2 import load_smollm2
 from .evaluation.table import show_table
+from .formats.description import check_head
 from .mixin import enable
 
 if TYPE_CHECKING:  # rich is imported where it is used: without it, the demonstration says what to install
     from rich.console import Console
     from rich.text import Text
 
+DEFAULT = "auto"
+HEADS_FOLDER = Path(__file__).parent / "demo_heads"
+TIMES = """\
+About three minutes on two cores: plain generate and speculative=True take turns. The first time it is more: `make demo`
+installs its packages, which takes a few minutes, and SmolLM2-135M-Instruct is converted, which takes about one."""
 MAX_NEW_TOKENS = 80
 SEED = 7
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
@@ -67,6 +75,7 @@ class Pair:
         name: Of the prompt or the batch.
         prompts: Keys of `PROMPTS`, one per row.
         way: `"greedy"` or `"sampled"`.
+        drafter: What drafted.
         plain: The run of plain `generate`.
         speculative: The run with `speculative=True`.
         divergences: The rows in which a greedy pair differs; `None` for a sampled one.
@@ -75,6 +84,7 @@ class Pair:
     name: str
     prompts: Sequence[str]
     way: str
+    drafter: str
     plain: Run
     speculative: Run
     divergences: list[Divergence] | None
@@ -98,20 +108,21 @@ class Demo:
         for speculative in (False, True):
             self._run(["chat"], "greedy", speculative, max_new_tokens=8)
 
-    def compare(self, name: str, prompts: Sequence[str], way: str) -> None:
+    def compare(self, name: str, prompts: Sequence[str], way: str, drafter: str = DEFAULT) -> None:
         """Generates both ways and prints the speculative text; who goes first alternates.
 
         Args:
             name: For the table.
             prompts: Keys of `PROMPTS`; several are one batch.
             way: `"greedy"` or `"sampled"`.
+            drafter: What is attached to the model.
         """
-        self.console.rule(f"{name}, {way}", align="left", characters="-")
+        self.console.rule(f"{name}, {way}" + ("" if drafter == DEFAULT else f", {drafter}"), align="left", characters="-")
         order = (False, True) if len(self.pairs) % 2 == 0 else (True, False)
-        runs = {speculative: self._run(prompts, way, speculative) for speculative in order}
+        runs = {speculative: self._watched(prompts, way, speculative) for speculative in order}
         plain, speculative = runs[False], runs[True]
         differences = divergences(self.model, self._inputs(prompts), plain, speculative) if way == "greedy" else None
-        pair = Pair(name, prompts, way, plain, speculative, differences)
+        pair = Pair(name, prompts, way, drafter, plain, speculative, differences)
         self.pairs.append(pair)
         self._show_texts(pair)
 
@@ -139,6 +150,15 @@ class Demo:
             text.append(f"⟨{part}⟩" if mark and not has_colour else part, "green" if mark else "underline blue")
         return text
 
+    def _watched(self, prompts: Sequence[str], way: str, speculative: bool) -> Run:
+        """A run, with what is running in a live line; not a count of tokens, which a streamer would slow the run for."""
+        words = "speculative=True" if speculative else "plain generate"
+        if not self.console.is_terminal:
+            self.console.print(f"Running {words} …")
+            return self._run(prompts, way, speculative)
+        with self.console.status(f"{words}: up to {MAX_NEW_TOKENS * len(prompts)} tokens"):
+            return self._run(prompts, way, speculative)
+
     def _run(self, prompts: Sequence[str], way: str, speculative: bool, **changed: int) -> Run:
         arguments: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS, **sampling_arguments(TEMPERATURES[way]), **changed}
         if speculative:
@@ -157,15 +177,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print('The demonstration prints with rich: run `pip install "specheads[demo]"`.', file=sys.stderr)
         return 1
     console = _console()
-    console.print("Loading SmolLM2-135M-Instruct (the first time it is converted, which takes about a minute).")
+    console.print(TIMES)
     try:
         model, tokenizer = load_smollm2()
     except ModuleNotFoundError as error:
         print(error, file=sys.stderr)
         return 1
     # Both sides of the comparison run on the packed weights.
-    run_all(Demo(enable(model, pack_for_cpu=model.device.type == "cpu"), tokenizer, console))
+    enable(model, pack_for_cpu=model.device.type == "cpu")
+    run_all(Demo(model, tokenizer, console), load_heads(model, tokenizer))
     return 0
+
+
+def demo_heads() -> list[Path]:
+    """The folders of the heads that are shipped for the demonstration, each with a `config.json`."""
+    return sorted(config.parent for config in HEADS_FOLDER.glob("*/config.json"))
+
+
+def load_heads(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """The shipped heads that are for this target, by the names of their folders.
+
+    Args:
+        model: The target.
+        tokenizer: Its tokenizer.
+
+    Raises:
+        ValueError: if a head is damaged.
+    """
+    heads = {}
+    for folder in demo_heads():
+        if check_head(folder, model, tokenizer).fits:
+            heads[folder.name] = load_drafter(folder, model, tokenizer)
+    return heads
 
 
 def _console() -> Console:
@@ -176,11 +219,12 @@ def _console() -> Console:
     return Console(highlight=False)
 
 
-def run_all(demo: Demo) -> None:
-    """All prompts, both ways of choosing tokens, alone and in a batch, and the table.
+def run_all(demo: Demo, heads: Mapping[str, Any] | None = None) -> None:
+    """All prompts, both ways of choosing tokens, alone and in a batch, each head on all prompts, and the table.
 
     Args:
         demo: The model and where to print.
+        heads: Drafters of heads, by name.
     """
     if demo.console.is_terminal:
         demo.console.print("[green]green[/]: accepted draft tokens; [underline blue]underlined blue[/]: the target's own.")
@@ -192,6 +236,11 @@ def run_all(demo: Demo) -> None:
             demo.compare(name, [name], way)
     for way in TEMPERATURES:
         demo.compare(f"batch of {len(PROMPTS)}", list(PROMPTS), way)
+    for head, drafter in (heads or {}).items():
+        enable(demo.model, drafter=drafter)
+        for way in TEMPERATURES:
+            for name in PROMPTS:
+                demo.compare(name, [name], way, head)
     demo.show_table()
 
 
@@ -199,7 +248,8 @@ def _cells(pair: Pair) -> list[str]:
     plain, speculative = pair.plain.tokens_per_second, pair.speculative.tokens_per_second
     mean_length = pair.speculative.speculation.mean_acceptance_length
     figures = [f"{plain:.1f}", f"{speculative:.1f}", f"{speculative / plain:.2f}", f"{mean_length:.2f}"]
-    return [pair.name, pair.way, *figures, _identity(pair.divergences)]
+    name = pair.name if pair.drafter == DEFAULT else f"{pair.name}, {pair.drafter}"
+    return [name, pair.way, *figures, _identity(pair.divergences)]
 
 
 def _identity(divergences: Sequence[Divergence] | None) -> str:

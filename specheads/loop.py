@@ -7,7 +7,7 @@ would have given it, `sequences` asks the stop rules. Here is only their order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from .drafters.growth import within_depths
 from .outputs import StepOutputs
 from .pacing import Pacer
 from .processors import RoundLaws
+from .rounds import DraftRound, rounds_of
 from .sequences import Sequences
 from .stats import SpeculationStats
 from .target import ModelRunner, Pass
@@ -43,6 +44,7 @@ class Call:
         in_step: Whether rows must keep one length, ended ones too.
         stats: Filled on the way.
         outputs: Collects what is returned of every step.
+        show: Called with what every round drafted, by row: a streamer's `put_round`, if it has one.
     """
 
     target: ModelRunner
@@ -54,6 +56,7 @@ class Call:
     in_step: bool
     stats: SpeculationStats
     outputs: StepOutputs
+    show: Callable[[Mapping[int, DraftRound]], None] | None = None
 
 
 def run(call: Call) -> Tensor:
@@ -171,6 +174,11 @@ def account(call: Call, laws: RoundLaws, verdict: Verdict, accepted: Accepted) -
         return [values[line] for line in lines]
 
     call.stats.record_round(of(laws.rows), of(sizes), of(depths), of(accepted.paths), of(accepted.tokens))
+    if call.stats.keeps_drafts or call.show is not None:
+        drafts = dict(zip(of(laws.rows), rounds_of(accepted, lines), strict=True))
+        call.stats.record_drafts(drafts)
+        if call.show is not None:
+            call.show(drafts)
     # Padding is accepted without being anything that was hoped for.
     drafted = [0 if line in laws.padded else depth for line, depth in enumerate(depths)]
     lengths = [0 if line in laws.padded else len(path) for line, path in enumerate(verdict.paths)]

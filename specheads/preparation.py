@@ -121,8 +121,9 @@ def prepare(model: PreTrainedModel, config: SpeculativeConfig, drafter: Drafter,
         pacer=Pacer(config, cost, drafter.step_cost, drafter.weighs_nodes, uses_clock, most),
         verification=verification,
         in_step=_goes_in_step(context, drafter, family_of(model)),
-        stats=SpeculationStats.for_batch(sequences.batch_size, config.per_step),
+        stats=SpeculationStats.for_batch(sequences.batch_size, config.per_step, config.per_step_drafts),
         outputs=StepOutputs(request.generation_config, sequences.batch_size, given),
+        show=getattr(request.streamer, "put_round", None),
     )
 
 

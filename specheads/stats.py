@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from .rounds import DraftRound
 
 
 @dataclass
@@ -25,6 +27,7 @@ class RowStats:
         reached_position: How many rounds drafted at least i + 1 tokens and accepted the i before the last of them.
         per_step_drafted: Drafted tokens of every round; `None` unless asked for.
         per_step_accepted: Accepted tokens of every round; `None` unless asked for.
+        per_step_drafts: What was drafted in every round, and what of it was accepted; `None` unless asked for.
     """
 
     num_spec_steps: int = 0
@@ -37,6 +40,7 @@ class RowStats:
     reached_position: list[int] = field(default_factory=list)
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
+    per_step_drafts: list[DraftRound] | None = None
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -96,15 +100,30 @@ class SpeculationStats(RowStats):
     seconds: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "verify": 0.0, "other": 0.0})
 
     @classmethod
-    def for_batch(cls, batch_size: int, per_step: bool) -> SpeculationStats:
+    def for_batch(cls, batch_size: int, per_step: bool, per_step_drafts: bool = False) -> SpeculationStats:
         """Empty statistics.
 
         Args:
             batch_size: The number of rows.
             per_step: Whether to keep every round's numbers, per row.
+            per_step_drafts: Whether to keep every round's drafts, per row.
         """
         rows = [RowStats(per_step_drafted=[], per_step_accepted=[]) if per_step else RowStats() for _ in range(batch_size)]
+        for row in rows:
+            row.per_step_drafts = [] if per_step_drafts else None
         return cls(rows=rows)
+
+    @property
+    def keeps_drafts(self) -> bool:
+        """Whether every round's drafts are kept."""
+        return any(row.per_step_drafts is not None for row in self.rows)
+
+    def record_drafts(self, drafts: Mapping[int, DraftRound]) -> None:
+        """Adds what was drafted in a round, by row."""
+        for row, round in drafts.items():
+            kept = self.rows[row].per_step_drafts
+            if kept is not None:
+                kept.append(round)
 
     def close(self, seconds: float) -> None:
         """Ends the call, which took so long in all."""

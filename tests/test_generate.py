@@ -307,6 +307,42 @@ def test_statistics_add_up(target: Any, draft: Any) -> None:
     assert all(value >= 0 for value in pooled.seconds.values())
 
 
+@pytest.mark.parametrize("shape", [DRAFT, {"drafter": "auto", "tree_nodes": 6, "adaptive": False}])
+def test_drafts_are_kept_and_shown_as_they_were(target: Any, draft: Any, shape: dict[str, Any]) -> None:
+    shown: list[dict[int, Any]] = []
+
+    class Show(BaseStreamer):
+        def put(self, value: Any) -> None:
+            pass
+
+        def put_round(self, rounds: Any) -> None:
+            shown.append(dict(rounds))
+
+        def end(self) -> None:
+            pass
+
+    given = prompt("llama", 3)
+    arguments = {"assistant_model": draft} if shape is DRAFT else {}
+    out = target.generate(
+        **given, **arguments, max_new_tokens=TOKENS, do_sample=False, return_dict_in_generate=True, streamer=Show(),
+        speculative={**shape, "per_step": True, "per_step_drafts": True},
+    )  # fmt: skip
+    for row, stats in enumerate(out.speculation.rows):
+        rounds = stats.per_step_drafts
+        assert [a_round[row] for a_round in shown if row in a_round] == rounds
+        assert [len(a_round.tokens) for a_round in rounds] == stats.per_step_drafted
+        assert [len(a_round.accepted) for a_round in rounds] == stats.per_step_accepted
+        emitted = [token for a_round in rounds for token in a_round.emitted]
+        assert emitted == out.sequences[row, given["input_ids"].shape[1] :][: len(emitted)].tolist()
+        for a_round in rounds:
+            path = [0, *a_round.accepted]
+            assert [a_round.parents[node - 1] for node in path[1:]] == path[:-1]
+            assert [a_round.tokens[node - 1] for node in path[1:]] == a_round.emitted[: len(path) - 1]
+    assert any(a_round.accepted for a_round in rounds) and any(
+        len(a_round.accepted) < len(a_round.tokens) for a_round in rounds
+    )
+
+
 def test_a_draft_equal_to_the_target_is_always_accepted(target: Any) -> None:
     for settings in ({}, {"verification": "token"}):
         out = target.generate(

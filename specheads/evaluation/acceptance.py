@@ -9,7 +9,8 @@ Drafts are as long as they may be (`adaptive=False`), so that K is K. The result
        {"variant": "suffix", "temperature": 0.0, "draft_tokens": 4, "tree_nodes": null,
         "figures": FIGURES, "categories": {category: FIGURES}}],
      "trials": [                             # one per combination and batch of prompts
-       {"trial": 0, "result": 0, "category": "qa", "prompts": [name], "rows": [COUNTS]}]}
+       {"trial": 0, "result": 0, "category": "qa", "prompts": [name], "rows": [COUNTS]}],
+     "texts": [...]}                         # of `texts.kept_texts`, by the combination with the longest mean acceptance length
 
 FIGURES are pooled over prompts, under the names of `SpeculationStats`:
 
@@ -41,9 +42,11 @@ from .acceptance_figures import counts_of, pooled, summarise
 from .acceptance_tables import show_acceptance
 from .bench import Bench, load_model, load_target
 from .journal import Journal, write_json
-from .prompts import InputError, Prompt, PromptOptions, check_counts, in_batches, settings_of
+from .prompts import InputError, Prompt, PromptOptions, check_counts, in_batches, settings_of, spread
 from .provenance import provenance
+from .report import check_packages, write_report
 from .runs import sampling_arguments
+from .texts import kept_texts
 from .variants import Variant, generate_arguments, load_heads, parse_speculative
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -78,6 +81,8 @@ class AcceptanceArguments(PromptOptions):
     threads: int | None = field(default=None, metadata={"help": "threads of torch on the CPU"})
     output: Path = field(default=Path("acceptance.json"), metadata={"help": "the JSON file to write"})
     resume: bool = field(default=False, metadata={"help": "go on with an interrupted run"})
+    report: Path | None = field(default=None, metadata={"help": "also make an HTML page of the result"})
+    texts: int = field(default=2, metadata={"help": "how many texts the result shows with all drafts; they are not timed"})
 
     def __post_init__(self) -> None:
         check_counts(self, "limit", "turns", "max_new_tokens", "batch_size", "threads")
@@ -129,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = HfArgumentParser(AcceptanceArguments, prog="acceptance.py", description=__doc__.split("\n\n")[0])
     try:
         (options,) = parser.parse_args_into_dataclasses(args=arguments)
+        check_packages(options.report)
         result = measure_acceptance(options)
     except (InputError, OSError) as error:  # the latter for an output that cannot be written
         print(f"acceptance.py: {error}", file=sys.stderr)
@@ -138,6 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     show_acceptance(result)
     print(f"Written to {options.output}")
+    if options.report is not None:
+        write_report([options.output], options.report)
+        print(f"Report in {options.report}")
     return 0
 
 
@@ -168,17 +177,17 @@ def measure_acceptance(options: AcceptanceArguments) -> dict[str, Any]:
         names = [prompt.name for prompt in batches[batch]]
         record = {"category": batches[batch][0].category, "prompts": names, "rows": counts}
         journal.append({"trial": trial, "result": number, **record})
+    results = [
+        {**combination.record, **summarise([trial for trial in journal.trials if trial["result"] == number], options.seed)}
+        for number, combination in enumerate(combinations)
+    ]
+    best = max(range(len(results)), key=lambda number: results[number]["figures"]["mean_acceptance_length"]["value"])
     result = {
         "kind": "acceptance",
         "settings": settings,
         "provenance": provenance(bench.model),
-        "results": [
-            {
-                **combination.record,
-                **summarise([trial for trial in journal.trials if trial["result"] == number], options.seed),
-            }
-            for number, combination in enumerate(combinations)
-        ],
+        "results": results,
+        "texts": kept_texts(bench, combinations[best].key, spread(prompts, options.texts), options.seed),
         "trials": journal.trials,
     }
     write_json(options.output, result)

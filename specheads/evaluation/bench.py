@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,6 +107,7 @@ def load_target(name: str | None) -> tuple[Any, Any]:
     Raises:
         InputError: if it cannot be loaded.
     """
+    _check_place(name)
     try:
         folder = name or str(smollm2_folder())
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -120,6 +122,7 @@ def load_model(name: str) -> Any:
     Raises:
         InputError: if it cannot be loaded.
     """
+    _check_place(name)
     try:
         is_encoder_decoder = AutoConfig.from_pretrained(name).is_encoder_decoder
         kind: Any = AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM
@@ -127,3 +130,9 @@ def load_model(name: str) -> Any:
     except (OSError, ValueError) as error:
         raise InputError(f"The model {name} cannot be loaded: {error}") from error
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _check_place(name: str | None) -> None:
+    """Says that a folder is not there, which transformers would take for the id of a repository."""
+    if name is not None and name.startswith(("/", "./", "../", "~")) and not Path(name).is_dir():
+        raise InputError(f"The model {name} cannot be loaded: there is no such folder.")

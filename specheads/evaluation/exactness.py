@@ -48,6 +48,7 @@ from .exam import Exam
 from .journal import Journal, write_json
 from .prompts import InputError, Prompt, settings_of
 from .provenance import provenance
+from .report import check_packages, write_report
 from .variants import Variant, load_heads, parse_speculative
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = HfArgumentParser(ExactnessArguments, prog="exactness.py", description=__doc__.split("\n\n")[0])
     try:
         (options,) = parser.parse_args_into_dataclasses(args=arguments)
+        check_packages(options.report)
         result = measure_exactness(options)
     except (InputError, OSError) as error:  # the latter for an output that cannot be written
         print(f"exactness.py: {error}", file=sys.stderr)
@@ -76,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     show_exactness(result)
     print(f"Written to {options.output}")
+    if options.report is not None:
+        write_report([options.output], options.report)
+        print(f"Report in {options.report}")
     return 0 if result["passed"] else 1
 
 

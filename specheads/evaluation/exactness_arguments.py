@@ -53,6 +53,7 @@ class ExactnessArguments(PromptOptions):
     threads: int | None = field(default=None, metadata={"help": "threads of torch on the CPU"})
     output: Path = field(default=Path("exactness.json"), metadata={"help": "the JSON file to write"})
     resume: bool = field(default=False, metadata={"help": "go on with an interrupted run"})
+    report: Path | None = field(default=None, metadata={"help": "also make an HTML page of the result"})
 
     def __post_init__(self) -> None:
         check_counts(self, "limit", "max_new_tokens", "sampled_prompts", "samples", "batch_size", "threads")

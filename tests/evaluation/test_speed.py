@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specheads.evaluation import bench as bench_module
+from specheads.evaluation.acceptance_figures import BY_LENGTH
 from specheads.evaluation.bench import Bench
 from specheads.evaluation.divergence import divergences, first_difference
 from specheads.evaluation.intervals import median_ratio, total_ratio
@@ -137,6 +138,7 @@ def run_of(seconds: float, tokens: int, rounds: int | None = None, differing: Se
     counts = None
     if rounds is not None:
         counts = {"num_spec_steps": rounds, "num_draft_tokens": 10, "num_accepted_draft_tokens": tokens - rounds}
+        counts |= {name: [rounds] for name in BY_LENGTH}
         counts |= {"num_emitted_tokens": tokens, "seconds": {"draft": 0.1, "verify": 0.8, "other": 0.1}}
     return {"seconds": seconds, "tokens": tokens, "speculation": counts, "divergences": list(differing)}
 

@@ -1,0 +1,76 @@
+"""`specheads generate`: one text."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..evaluation.prompts import InputError
+from . import options
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; from standard input if left out.")] = None,
+    model: options.Model = None,
+    drafter: options.Drafter = None,
+    draft_model: options.DraftModel = None,
+    max_new_tokens: options.MaxNewTokens = 256,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    seed: options.Seed = None,
+    draft_tokens: options.DraftTokens = None,
+    tree_nodes: options.TreeNodes = None,
+    system: options.System = None,
+    pack_for_cpu: options.Pack = False,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    show_drafts: options.ShowDrafts = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Generate one text.
+
+    On a terminal accepted drafts are green, the target's own tokens underlined blue. Statistics go to standard error.
+    """
+    messages = [*_system(system), {"role": "user", "content": _prompt(prompt)}]
+    from rich.console import Console
+
+    from .session import Session, Settings
+    from .terminal import RoundPrinter, statistics_line
+
+    session = Session(
+        Settings(
+            model, drafter, draft_model, max_new_tokens, temperature, top_p, top_k, seed, draft_tokens, tree_nodes,
+            pack_for_cpu, dtype, device, threads,
+        )
+    )  # fmt: skip
+    console = Console(highlight=False)
+    try:
+        reply = session.reply(messages, None if as_json else RoundPrinter(session.tokenizer, console, show_drafts))
+    except KeyboardInterrupt:
+        console.print()
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(session.record(reply), indent=2, ensure_ascii=False))
+        return
+    Console(stderr=True, highlight=False).print(statistics_line(reply), style="dim", soft_wrap=True)
+
+
+def _system(system: str | None) -> list[dict[str, str]]:
+    return [] if system is None else [{"role": "system", "content": system}]
+
+
+def _prompt(given: str | None) -> str:
+    if given is None and sys.stdin.isatty():
+        raise InputError('There is no prompt: give one as an argument, as in `specheads generate "..."`, or on standard input.')
+    prompt = sys.stdin.read() if given is None else given
+    if not prompt.strip():
+        raise InputError("The prompt is empty.")
+    return prompt

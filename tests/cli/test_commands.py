@@ -1,0 +1,179 @@
+"""The command `specheads`, run as a user runs it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import specheads
+from specheads.cli import main
+from specheads.cli.chat import Chat
+from specheads.cli.session import Session, Settings
+from specheads.cli.terminal import RoundPrinter
+from specheads.rounds import DraftRound
+
+from ..evaluation.conftest import *  # noqa: F403
+
+
+@pytest.fixture(scope="module")
+def head_folder(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) -> Path:
+    folder = tmp_path_factory.mktemp("head")
+    config = specheads.EagleConfig.from_target(model, draft_vocab_size=None, tokenizer=tokenizer)
+    specheads.EagleHead(config).save_pretrained(folder)
+    return folder
+
+
+def test_help_needs_no_torch() -> None:
+    script = (
+        "import sys; from specheads.cli import main; "
+        "codes = [main([*command, '--help']) for command in ([], ['generate'], ['chat'], ['eval'])]; "
+        "assert codes == [0] * 4; assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "convert" in found.stdout
+
+
+def test_generate_gives_the_text_of_the_model(
+    model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["generate", "abcabcabc", "--model", str(model_folder), "--max-new-tokens", "12"]
+    assert main([*asked, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert main([*asked, "--json", "--drafter", "none"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == record["text"]
+    assert record["speculation"]["num_emitted_tokens"] == record["tokens"] == 12
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abcabcabc"))
+    assert main(["generate", *asked[2:]]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.rstrip("\n") == record["text"].rstrip("\n")
+    assert "mean acceptance length" in printed.err
+
+
+def test_a_chat_computes_nothing_twice_and_an_interruption_ends_the_reply_only(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(Settings(model=str(model_folder), max_new_tokens=10))
+    read: list[int] = []
+    forward = type(session.model).forward
+    monkeypatch.setattr(
+        type(session.model), "forward",
+        lambda self, input_ids=None, **more: (read.append(input_ids.shape[1]), forward(self, input_ids=input_ids, **more))[1],
+    )  # fmt: skip
+    printed = io.StringIO()
+    chat = Chat(session, Console(file=printed, highlight=False))
+    lines = iter(["A first long question, and more of it.", "And?", "/nonsense", "/reset", "Why?"])
+    seen = []
+
+    def next_line() -> str:
+        seen.append((len(read), [dict(message) for message in chat.messages]))
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    chat.run(next_line)
+    second, count = read[seen[1][0]], len(read)
+    talk = [*seen[1][1], {"role": "user", "content": "And?"}]
+    fresh = Session(Settings(model=str(model_folder), max_new_tokens=10)).reply(talk)
+    assert read[count] - second >= read[0]  # what was read for the first turn is not read again
+    assert seen[2][1][-1] == {"role": "assistant", "content": fresh.text}
+    assert "no command /nonsense" in printed.getvalue()
+    assert len(chat.messages) == 2
+
+    def interrupt(self: Any, rounds: Any) -> None:
+        self.text.add(ord("A") - 33)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundPrinter, "put_round", interrupt)
+        chat.turn("Go on.")
+    assert chat.messages[-1] == {"role": "assistant", "content": "A"}
+    assert session.cache is None
+    chat.turn("And now?")
+    assert len(chat.messages) == 6
+
+
+def test_rounds_are_printed_in_colours(tokenizer: Any) -> None:
+    printed = io.StringIO()
+    printer = RoundPrinter(tokenizer, Console(file=printed, force_terminal=True, color_system="standard"), show_drafts=True)
+    a, b, c = (tokenizer(letter).input_ids[0] for letter in "abc")
+    printer.put_round({0: DraftRound([a, b, c], [0, 1, 2], [1], [a, c])})
+    printer.end()
+    assert printed.getvalue() == "\x1b[32ma\x1b[0m\x1b[9;31mbc\x1b[0m\x1b[4;34mc\x1b[0m\n"
+
+
+def test_info_says_what_a_head_is_and_whether_it_fits(
+    head_folder: Path, model_folder: Path, tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", str(head_folder), "--model", str(model_folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "EAGLE-3 draft head"
+    assert found["vocabulary"]["target"] == 257
+    assert found["check"]["fits"]
+    other = tmp_path / "other"
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 257, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    assert main(["info", str(head_folder), "--model", str(other)]) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_head_is_converted_and_read_again(
+    head_folder: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign, back = tmp_path / "foreign", tmp_path / "back"
+    asked = ["convert", str(head_folder), "--model", str(model_folder), "--to", "eagle3"]
+    assert main([*asked, "--output", str(foreign)]) == 0
+    assert main([*asked, "--output", str(foreign)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert main(["info", str(foreign)]) == 0
+    assert "eagle3" in capsys.readouterr().out
+    given = ["--layer-id-convention", "hidden_states", "--d2t-encoding", "offsets"]
+    code = main(["convert", str(foreign), "--model", str(model_folder), "--output", str(back), *given])
+    assert code == 0, capsys.readouterr().err
+    assert (back / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["generate", " "], "The prompt is empty."),
+        (["generate", "x", "--model", "/no/such/folder"], "there is no such folder"),
+        (["generate", "x", "--drafter", "auto", "--draft-model", "y"], "either --drafter or --draft-model"),
+        (["info", "/no/such/folder"], "/no/such/folder"),
+        (["convert", "x", "--output", "/no/such/output", "--to", "turbo"], "no layout 'turbo'"),
+        (["report", "/no/such/file"], "cannot be read"),
+        (["generate", "x", "--turbo"], "No such option"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+
+
+def test_programs_take_their_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    words = {"train": "--draft_vocab_size", "eval speed": "--variant", "eval acceptance": "--turns"}
+    for command, word in words.items():
+        assert main([*command.split(), "--help"]) == 0
+        assert word in capsys.readouterr().out
+    assert main(["train", "--no_such_flag", "1"]) == 2
+    assert "heads.py: Unknown option" in capsys.readouterr().err
+
+
+def test_the_environment_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["versions"]["torch"]
