@@ -56,5 +56,5 @@ def _head(model: Any, source: str, download: dict[str, Any]) -> DraftHead:
     heads = _HEADS.setdefault(model, {})
     key = repr((source, sorted(download.items())))
     if key not in heads or download.get("force_download"):
-        heads[key] = import_head(source, model, **download).to(model.device)
+        heads[key] = import_head(source, model, **download).to(device=model.device, dtype=model.dtype)
     return heads[key]

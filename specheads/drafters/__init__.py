@@ -33,7 +33,7 @@ def load_drafter(
             `"retrieval:FOLDER"` with the folder of a datastore; `"early-exit"` or `"early-exit:N"` for the target's own first
             layers, `"mtp"` for the multi-token-prediction layers of its checkpoint), a draft head, the folder or Hub id of one,
             a draft model, a list of draft models, a dict of a `draft` model and an `inner` drafter that drafts for it, or an
-            object that is a drafter already.
+            object that is a drafter already. A head from a folder or the Hub is brought to the target's device and precision.
         target: The model to draft for.
         tokenizer: The target's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
             size. A head's and a datastore's are compared with it.
@@ -62,7 +62,8 @@ def load_drafter(
     if isinstance(spec, str | os.PathLike) and _is_place(spec):
         from ..formats import import_head
 
-        return _of_head(import_head(spec, target, **options).to(target.device), target, tokenizer, with_suffix)
+        head = import_head(spec, target, **options).to(device=target.device, dtype=target.dtype)
+        return _of_head(head, target, tokenizer, with_suffix)
     if isinstance(spec, PreTrainedModel) and not _is_head(spec):
         return _of_model(spec, target, tokenizer, assistant_tokenizer, **options)
     if options:

@@ -131,17 +131,3 @@ def first_children(a_round: dict[str, Any]) -> dict[int, int]:
     for node, drafted in enumerate(a_round["draft"], start=1):
         found.setdefault(drafted["parent"], node)
     return found
-
-
-def print_rounds(rounds: Iterable[dict[str, Any]], write: Callable[[str, str], None]) -> None:
-    """Writes a text with the drafts of its rounds.
-
-    Args:
-        rounds: Those of `shown_rounds`.
-        write: Takes a piece of text and its style.
-    """
-    for a_round in rounds:
-        count = len(a_round["accepted"])
-        write("".join(a_round["emitted"][:count]), ACCEPTED)
-        write("".join(a_round["draft"][node - 1]["text"] for node in rejected_path(a_round)), REJECTED)
-        write("".join(a_round["emitted"][count:]), OWN)

@@ -16,22 +16,22 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .drafters import load_drafter
-from .evaluation.colouring import accepted_marks, pieces
-from .evaluation.divergence import Divergence, divergences
-from .evaluation.prompts import Prompt, encode
-from .evaluation.runs import Run, sampling_arguments, timed_run
-from .evaluation.smollm2 import load_smollm2
-from .evaluation.table import show_table
-from .formats.description import check_head
-from .mixin import enable
+from ..drafters import load_drafter
+from ..evaluation.colouring import accepted_marks, pieces
+from ..evaluation.divergence import Divergence, divergences
+from ..evaluation.prompts import Prompt, encode
+from ..evaluation.runs import Run, sampling_arguments, timed_run
+from ..evaluation.smollm2 import load_smollm2
+from ..evaluation.table import show_table
+from ..formats.description import check_head
+from ..mixin import enable
 
 if TYPE_CHECKING:  # rich is imported where it is used: without it, the demonstration says what to install
     from rich.console import Console
     from rich.text import Text
 
 DEFAULT = "auto"
-HEADS_FOLDER = Path(__file__).parent / "demo_heads"
+HEADS_FOLDER = Path(__file__).parent
 TIMES = """\
 About three minutes on two cores: plain generate and speculative=True take turns. The first time it is more: `make demo`
 installs its packages, which takes a few minutes, and SmolLM2-135M-Instruct is converted, which takes about one."""
@@ -260,7 +260,3 @@ def _identity(divergences: Sequence[Divergence] | None) -> str:
     first = divergences[0]
     gap = "one text ended" if first.gap is None else f"top-2 gap {first.gap:.1e}"
     return f"differ from token {first.position} on, {gap}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

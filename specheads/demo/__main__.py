@@ -1,0 +1,5 @@
+"""`python -m specheads.demo`."""
+
+from . import main
+
+raise SystemExit(main())
