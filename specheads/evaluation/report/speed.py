@@ -49,6 +49,9 @@ def _quickest(result: Result) -> tuple[str, Mapping[str, Any]]:
     return max(_variants(result).items(), key=lambda item: item[1]["total_ratio"]["value"])
 
 
+CHOSEN = "It is the quickest of {} variants, chosen after they were measured, for which the interval makes no allowance."
+
+
 def _verdict(result: Result) -> Verdict:
     if not _variants(result):
         return Verdict("open", "Only plain generation was measured, so there is nothing to compare.")
@@ -56,6 +59,8 @@ def _verdict(result: Result) -> Verdict:
     ratio, greedy = figures["total_ratio"], _greedy_words(result)
     value, low, high = ratio["value"], ratio["low"], ratio["high"]
     name = short_name(name)
+    if len(_variants(result)) > 1:
+        greedy = [*greedy, CHOSEN.format(len(_variants(result)))]
     if low is None:
         return Verdict("open", f"With one prompt {name} ran at {value:.2f} times the speed of plain generation.", greedy)
     interval = f"95% interval {low:.2f} to {high:.2f}"
