@@ -40,7 +40,7 @@ def _distance(speculative: dict[str, Any], setting: str, batch: int, with_draft:
 @pytest.mark.parametrize("scheme", SAMPLED)
 def test_draft_model(scheme: str, setting: str, batch: int) -> None:
     # Where nothing cuts the law short, a match draws every drafted and every emitted token, and two rows double it all.
-    is_broad = setting in ("plain", "repetition", "no_repeat", "stop_rule")
+    is_broad = setting in ("plain", "repetition", "no_repeat", "stop_rule", "end_token")
     tokens = 3 if is_broad and (batch == 2 or scheme.endswith("match")) else 4
     assert _distance(SAMPLED[scheme], setting, batch, True, tokens) < 1e-9
 
