@@ -96,6 +96,13 @@ class SpeculativeGenerationMixin(GenerationMixin):
             raise ValueError("This call of `generate` does not use the decoding loop, so it cannot be speculative.")
         return result
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's own; the settings in `generation_config.speculative` are loaded again with it."""
+        if getattr(self.generation_config, "speculative", None) is not None:
+            # Of a config that was made from the model's, transformers forgets what it does not know.
+            self.generation_config._from_model_config = False
+        return super().save_pretrained(*args, **kwargs)
+
     def _generate_by_recipe(self, *args: Any, **kwargs: Any) -> Any:
         # The `custom_generate` of a repository takes the place of the whole `generate`, and all its arguments as they are.
         return self._generate_under(None, *args, **{name: value for name, value in kwargs.items() if value is not None})

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from .target import ModelRunner, Pass, Prompt, StockForward, column_mask
+from .stock_forward import StockForward, column_mask
+from .target import ModelRunner, Pass, Prompt
 
 # With more tokens than this to be fed again, a round goes without a draft.
 MOST_REPLAYED = 24

@@ -8,20 +8,20 @@ Shapes: B rows, P columns of the prompt, n tokens of a pass, m tokens of a round
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from . import compat
 from .cache import SlotCache
 from .families import Family, family_of
 from .few_rows import filled, filled_rows
+from .stock_forward import StockForward, column_mask
 
 
 @dataclass
@@ -385,39 +385,6 @@ class SlotRunner(ModelRunner):
     def _columns(self) -> Tensor | None:
         """The 2-D mask `[B, S]`; `None` without padding."""
         return column_mask(self.hidden, self.slots.layout.end)
-
-
-def column_mask(hidden: Tensor | None, columns: int) -> Tensor | None:
-    """A stock attention mask `[B, S]` of ones, and zeros for the hidden columns `[B, P]`; `None` if there are none."""
-    if hidden is None:
-        return None
-    return nn.functional.pad(~hidden, (0, columns - hidden.shape[1]), value=True).long()
-
-
-class StockForward:
-    """Calls a stock model for a pass after the prompt's.
-
-    Args:
-        model: The model.
-        cache: Its cache.
-        inputs: What every pass needs besides.
-    """
-
-    def __init__(self, model: PreTrainedModel, cache: Cache, inputs: dict[str, Any]):
-        self.model = model
-        self.always = {compat.cache_name(model): cache, "use_cache": True, "return_dict": True, **inputs}
-        prefix = "decoder_" if model.config.is_encoder_decoder else ""
-        self.ids, self.mask, self.positions = (f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids"))
-        self.takes_positions = self.positions in inspect.signature(model.forward).parameters
-
-    def __call__(self, tokens: Tensor, positions: Tensor, mask: Any) -> Any:
-        """The model's outputs for tokens `[B, n]` at some positions `[..., B, n]`."""
-        arguments = {**self.always, self.ids: tokens}
-        if self.takes_positions:
-            arguments[self.positions] = positions
-        if mask is not None:
-            arguments[self.mask] = mask
-        return self.model(**arguments)
 
 
 def run_prompt(

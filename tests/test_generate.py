@@ -6,6 +6,7 @@ import copy
 import pickle
 import string
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -497,6 +498,16 @@ def test_as_a_base_class() -> None:
     model = Mine(tiny().config).eval().double()
     plain, ours = both(model, prompt("llama", 2))
     assert torch.equal(plain, ours)
+
+
+def test_settings_of_a_generation_config_are_saved_and_loaded(tmp_path: Path) -> None:
+    model = specheads.enable(tiny().float())
+    model.generation_config = GenerationConfig.from_model_config(model.config)  # which every fresh model has
+    model.generation_config.speculative = {"drafter": "lookup", "draft_tokens": 3}
+    model.save_pretrained(tmp_path)
+    again = specheads.enable(LlamaForCausalLM.from_pretrained(tmp_path))
+    assert again.generation_config.speculative == {"drafter": "lookup", "draft_tokens": 3}
+    assert "speculation" in again.generate(**prompt("llama", 1), max_new_tokens=4, return_dict_in_generate=True).__dict__
 
 
 def test_settings_as_a_config_and_generation_config_objects(target: Any) -> None:

@@ -18,7 +18,7 @@ from .convert import convert
 from .demo import demo
 from .env import env
 from .evaluations import PASSED_ON, evaluations
-from .generate import generate
+from .generate import INTERRUPTED, generate
 from .info import info
 from .report import report
 from .train import train
@@ -80,6 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         typer.echo(f"specheads: {_one_line(error)}", err=True)
         return FAILED if isinstance(error, ImportError) else UNUSABLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        # A fault of the model, of its files, or of this program: not a sentence of ours, and yet one line.
+        if "--traceback" in given:
+            raise
+        where = "`specheads --traceback ...` shows where it comes from"
+        typer.echo(f"specheads: {type(error).__name__}: {_one_line(error)}; {where}.", err=True)
+        return FAILED
     return 0
 
 

@@ -77,6 +77,10 @@ class RetrievalStore:
                         f"There is no datastore in {str(self.folder)!r}; make one with "
                         "`python -m specheads.drafters.retrieval_build`."
                     ) from error
+            except (KeyError, TypeError, ValueError, EOFError, OSError) as error:
+                raise ValueError(
+                    f"The datastore in {str(self.folder)!r} cannot be read ({type(error).__name__}: {error}); build it anew."
+                ) from error
 
     def longest_match(self, text: Sequence[int]) -> tuple[int, np.ndarray]:
         """Where the longest end of a text that the corpus has goes on.

@@ -26,7 +26,6 @@ COUNTS are the fields of `RowStats` for one prompt, all its turns together.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -42,14 +41,13 @@ from .acceptance_figures import counts_of, pooled, summarise
 from .acceptance_tables import show_acceptance
 from .bench import Bench, load_model, load_target
 from .journal import Journal, write_json
+from .program import run_program
 from .prompts import InputError, Prompt, PromptOptions, check_counts, in_batches, settings_of, spread
 from .provenance import provenance
-from .report import check_packages, write_report
 from .runs import sampling_arguments
 from .texts import kept_texts
 from .variants import Variant, generate_arguments, load_heads, parse_speculative
 
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
 CHAIN = "chain"
 
 
@@ -129,25 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 2 for input that cannot be used, 130 for an interruption.
     """
-    from transformers import HfArgumentParser
-
-    parser = HfArgumentParser(AcceptanceArguments, prog="acceptance.py", description=__doc__.split("\n\n")[0])
-    try:
-        (options,) = parser.parse_args_into_dataclasses(args=arguments)
-        check_packages(options.report)
-        result = measure_acceptance(options)
-    except (InputError, OSError) as error:  # the latter for an output that cannot be written
-        print(f"acceptance.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nacceptance.py: interrupted; the same command with --resume goes on from here.", file=sys.stderr)
-        return INTERRUPTED
-    show_acceptance(result)
-    print(f"Written to {options.output}")
-    if options.report is not None:
-        write_report([options.output], options.report)
-        print(f"Report in {options.report}")
-    return 0
+    about = __doc__.split("\n\n")[0]
+    return run_program("acceptance.py", AcceptanceArguments, about, measure_acceptance, show_acceptance, arguments)
 
 
 def measure_acceptance(options: AcceptanceArguments) -> dict[str, Any]:

@@ -32,7 +32,6 @@ The exit status is 0 if all variants are exact, 1 if one is not or the test was 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -46,12 +45,10 @@ from .exactness_arguments import ExactnessArguments
 from .exactness_words import in_words, show_exactness
 from .exam import Exam
 from .journal import Journal, write_json
+from .program import run_program
 from .prompts import InputError, Prompt, settings_of
 from .provenance import provenance
-from .report import check_packages, write_report
 from .variants import Variant, load_heads, parse_speculative
-
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,25 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 if all drafters were found exact, 1 if not, 2 for input that cannot be used, 130 for an interruption.
     """
-    from transformers import HfArgumentParser
-
-    parser = HfArgumentParser(ExactnessArguments, prog="exactness.py", description=__doc__.split("\n\n")[0])
-    try:
-        (options,) = parser.parse_args_into_dataclasses(args=arguments)
-        check_packages(options.report)
-        result = measure_exactness(options)
-    except (InputError, OSError) as error:  # the latter for an output that cannot be written
-        print(f"exactness.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nexactness.py: interrupted; the same command with --resume goes on from here.", file=sys.stderr)
-        return INTERRUPTED
-    show_exactness(result)
-    print(f"Written to {options.output}")
-    if options.report is not None:
-        write_report([options.output], options.report)
-        print(f"Report in {options.report}")
-    return 0 if result["passed"] else 1
+    about, exact = __doc__.split("\n\n")[0], (lambda result: 0 if result["passed"] else 1)
+    return run_program("exactness.py", ExactnessArguments, about, measure_exactness, show_exactness, arguments, exact)
 
 
 def measure_exactness(options: ExactnessArguments) -> dict[str, Any]:

@@ -7,7 +7,6 @@ else the machine does meets all of them alike. Ratios are taken prompt by prompt
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +18,14 @@ from ..mixin import enable
 from ..packing import pack_for_cpu
 from .bench import Bench, load_model, load_target
 from .journal import Journal, write_json
+from .program import run_program
 from .prompts import InputError, Prompt, PromptOptions, check_counts, in_batches, settings_of, spread
 from .provenance import provenance
-from .report import check_packages, write_report
 from .runs import sampling_arguments
 from .speed_tables import show_summary
 from .summary import summarise
 from .texts import kept_texts
 from .variants import Variant, check_batch_size, generate_arguments, load_heads, options_of, parse_variants
-
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 @dataclass
@@ -75,25 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 2 for input that cannot be used, 130 for an interruption.
     """
-    from transformers import HfArgumentParser
-
-    parser = HfArgumentParser(SpeedArguments, prog="speed.py", description=__doc__)
-    try:
-        (options,) = parser.parse_args_into_dataclasses(args=arguments)
-        check_packages(options.report)
-        result = measure_speed(options)
-    except (InputError, OSError) as error:  # the latter for an output that cannot be written
-        print(f"speed.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nspeed.py: interrupted; the same command with --resume goes on from here.", file=sys.stderr)
-        return INTERRUPTED
-    show_summary(result)
-    print(f"Written to {options.output}")
-    if options.report is not None:
-        write_report([options.output], options.report)
-        print(f"Report in {options.report}")
-    return 0
+    return run_program("speed.py", SpeedArguments, __doc__, measure_speed, show_summary, arguments)
 
 
 def measure_speed(options: SpeedArguments) -> dict[str, Any]:

@@ -165,6 +165,28 @@ def test_bad_input_is_one_sentence_and_status_2(
     assert "Traceback" not in error
 
 
+def test_a_fault_that_is_nobodys_sentence_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> Any:
+        raise IndexError("index out of range\nin self")
+
+    monkeypatch.setattr("specheads.cli.session.Session.__init__", fails)
+    assert main(["generate", "a"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "IndexError: index out of range in self" in said and "--traceback" in said
+    with pytest.raises(IndexError):
+        main(["--traceback", "generate", "a"])
+
+
+@pytest.mark.parametrize("kind", ["speed", "acceptance", "exactness", ["speed"]])
+def test_a_report_of_what_is_not_whole_is_refused(kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps({"kind": kind, "provenance": {}, "settings": {}}))
+    assert main(["report", str(result), "--output", str(tmp_path / "page.html")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "page.html").exists()
+
+
 def test_programs_take_their_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     words = {"train": "--draft_vocab_size", "eval speed": "--variant", "eval acceptance": "--turns"}
     for command, word in words.items():

@@ -114,6 +114,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     (version / "store.json").write_text(json.dumps({**description, "layout": 9}))
     with pytest.raises(ValueError, match="layout 9"):
         RetrievalStore(tmp_path)
+    for broken in ("{", "{}", "[]"):
+        (version / "store.json").write_text(broken)
+        with pytest.raises(ValueError, match=r"datastore in .*cannot be read .*build it anew"):
+            RetrievalStore(tmp_path)
+    (version / "store.json").write_text(json.dumps(description))
+    (version / "suffixes.npy").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"datastore in .*cannot be read .*build it anew"):
+        RetrievalStore(tmp_path)
 
 
 def test_the_command_builds_a_store_that_a_call_can_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

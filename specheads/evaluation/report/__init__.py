@@ -29,6 +29,8 @@ def write_report(results: Sequence[Path], output: Path) -> None:
     from .reading import page_of, read_results
 
     html = render(page_of(read_results(results)))
+    if output.is_dir():
+        raise InputError(f"The report goes into a file, and {output} is a folder; name a file in it.")
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f"{output.name}.unfinished")
     unfinished.write_text(html, encoding="utf-8")

@@ -40,10 +40,20 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
 
 
 def page_of(results: Sequence[Result]) -> Page:
-    """The page of some results of one kind."""
-    page = PAGES[results[0]["kind"]](results)
-    page.texts = [text_view(text) for result in results for text in result.get("texts", ())]
-    page.provenance = [_provenance(result) for result in results]
+    """The page of some results of one kind.
+
+    Raises:
+        InputError: if they are not whole.
+    """
+    try:
+        page = PAGES[results[0]["kind"]](results)
+        page.texts = [text_view(text) for result in results for text in result.get("texts", ())]
+        page.provenance = [_provenance(result) for result in results]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"The result of {results[0]['kind']} is not as `specheads eval` writes it ({type(error).__name__}: {error}); "
+            "measure anew, or name another file."
+        ) from error
     return page
 
 
@@ -53,7 +63,7 @@ def _read(path: Path) -> Result:
     except (OSError, ValueError) as error:
         raise InputError(f"The result {path} cannot be read: {error}.") from error
     kind = result.get("kind") if isinstance(result, dict) else None
-    if kind not in PAGES or "provenance" not in result or "settings" not in result:
+    if not isinstance(kind, str) or kind not in PAGES or "provenance" not in result or "settings" not in result:
         raise InputError(f"{path} holds no result of `specheads eval` {', '.join(PAGES)} (its kind is {kind!r}).")
     return result
 
