@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +9,7 @@ from transformers import PreTrainedModel
 
 from .attention import NAME as SHARED_HEADS
 from .proof import tried_family
+from .signature import forward_takes
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def family_of(model: PreTrainedModel) -> Family:
             f"with {attention!r}; load it with `attn_implementation='sdpa'`."
         )
     _check_rope(model.config)
-    if family.takes_trees and "position_ids" not in inspect.signature(model.forward).parameters:
+    if family.takes_trees and not forward_takes(model, "position_ids"):
         family = replace(family, takes_trees=False)  # it counts its positions itself
     if family.is_stateful and any(
         tuple(getattr(module, "time_step_limit", UNBOUNDED)) != UNBOUNDED for module in model.modules()
@@ -208,5 +208,14 @@ def _check_rope(config: Any) -> None:
 
 def position_limit(model: PreTrainedModel) -> int | None:
     """How many positions a model has; `None` if they do not end."""
-    table = family_of(model).position_table
+    return _positions(model, family_of(model))
+
+
+def known_position_limit(model: PreTrainedModel) -> int | None:
+    """How many positions a model has for certain: of one that is not listed, the setting may say what it was trained for only."""
+    return _positions(model, _listed(type(model), model.config))
+
+
+def _positions(model: PreTrainedModel, family: Family | None) -> int | None:
+    table = None if family is None else family.position_table
     return None if table is None else getattr(model.config.get_text_config(decoder=True), table, None)

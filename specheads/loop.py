@@ -102,7 +102,9 @@ def begin(call: Call) -> None:
 @timed("draft")
 def draft(call: Call) -> DraftTree:
     """What the drafter proposes within what pays."""
-    context, budget = call.context, call.pacer.budget(call.context)
+    context = call.context
+    context.check_positions()
+    budget = call.pacer.budget(context)
     if call.target.must_rest:
         return DraftTree.empty(len(context.rows), context.device)
     tree = call.drafter.propose(context, budget)

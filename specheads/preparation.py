@@ -14,7 +14,7 @@ from transformers import Cache, LogitsProcessorList, MaxLengthCriteria, PreTrain
 from . import compat
 from .config import SpeculativeConfig
 from .drafters import DraftContext, Drafter
-from .families import Family, family_of, position_limit
+from .families import Family, family_of, known_position_limit, position_limit
 from .features import PromptFeatures, collected, joined
 from .few_rows import LEAST_TOKENS, fills_passes
 from .loop import Call
@@ -98,6 +98,7 @@ def prepare(model: PreTrainedModel, config: SpeculativeConfig, drafter: Drafter,
         ValueError: if an argument is not supported or contradicts another.
     """
     check_inputs(request.model_kwargs)
+    check_prompt_length(model, request)
     noise = noise_for(config, len(request.input_ids)) if request.generation_config.do_sample else None
     verification = _verification(config, request.logits_processor, noise is not None)
     layers = getattr(drafter, "feature_layers", ())
@@ -187,7 +188,10 @@ def _context(
     encoder_inputs = _encoder_inputs(model, request)
     reads_ids = encoder_inputs is not None and not encoder_inputs.is_floating_point()
     processors = ScoreProcessors(request.logits_processor, sequences)
-    limit = position_limit(model)
+    limit, following = position_limit(model), prompt.next_position.flatten().tolist()
+    takes_trees = family_of(model).takes_trees
+    if not takes_trees:  # rows go in step, and with one all have the same columns: padding takes positions too
+        following = [max(first, prompt.columns) for first in following]
     return DraftContext(
         rows=list(range(sequences.batch_size)),
         sequences=sequences,
@@ -199,8 +203,9 @@ def _context(
         config=config,
         vocab_size=logits.shape[-1],
         device=logits.device,
-        takes_trees=family_of(model).takes_trees,
-        positions_left=None if limit is None else [limit - first for first in prompt.next_position.flatten().tolist()],
+        takes_trees=takes_trees,
+        positions_left=None if limit is None else [limit - first for first in following],
+        positions=known_position_limit(model),
         weighs_proposals=weighs_proposals,
         encoder_inputs=encoder_inputs,
     )
@@ -280,6 +285,29 @@ def check_inputs(model_kwargs: Mapping[str, Any]) -> None:
         )
     for name in compat.CACHE_NAMES:
         check_cache(model_kwargs.get(name))
+
+
+def check_prompt_length(model: PreTrainedModel, request: Request) -> None:
+    """Refuses a prompt that the model has no positions for, on which its pass would break off.
+
+    Raises:
+        ValueError: saying how long the prompt is and how many positions there are.
+    """
+    limit = known_position_limit(model)
+    if limit is None:
+        return
+    prefix = "decoder_" if model.config.is_encoder_decoder else ""
+    given = request.model_kwargs.get(f"{prefix}position_ids")
+    if given is not None and given.numel():
+        length = int(given.max()) + 1
+    else:
+        cache = request.model_kwargs.get(compat.cache_name(model))
+        length = max(request.input_ids.shape[1], 0 if cache is None else cache.get_seq_length())
+    if length > limit:
+        raise ValueError(
+            f"The prompt takes {length} positions and the model has {limit}; shorten it to {limit} tokens or fewer, and leave "
+            "room for what is to be generated."
+        )
 
 
 def check_cache(cache: Any) -> None:

@@ -8,7 +8,6 @@ Shapes: P tokens of the prompt, N nodes, V vocabulary.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from . import compat
+from .signature import forward_takes
 
 PROMPT = 7
 TREE = (0, 0, 1, 2, 3)  # parents: two paths of three and two nodes side by side
@@ -80,7 +80,7 @@ def _along(model: PreTrainedModel, ids: Tensor, mask: Tensor, path: Sequence[int
     text = torch.cat([ids[:, :PROMPT], ids[:, PROMPT:][:, [0, *path]]], dim=1)
     whole = torch.cat([mask, mask.new_ones(2, 1 + len(path))], dim=1)
     arguments: dict[str, Any] = {"input_ids": text, "attention_mask": whole, "use_cache": False, "return_dict": True}
-    if "position_ids" in inspect.signature(model.forward).parameters:
+    if forward_takes(model, "position_ids"):
         arguments["position_ids"] = (whole.cumsum(dim=1) - 1).clamp(min=0)
     return model(**arguments).logits[:, -1]
 

@@ -5,13 +5,13 @@ Shapes: B rows, n tokens of a pass, P columns of the prompt, S columns seen.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from . import compat
+from .signature import forward_takes
 
 
 def column_mask(hidden: Tensor | None, columns: int) -> Tensor | None:
@@ -35,7 +35,7 @@ class StockForward:
         self.always = {compat.cache_name(model): cache, "use_cache": True, "return_dict": True, **inputs}
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self.ids, self.mask, self.positions = (f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids"))
-        self.takes_positions = self.positions in inspect.signature(model.forward).parameters
+        self.takes_positions = forward_takes(model, self.positions)
 
     def __call__(self, tokens: Tensor, positions: Tensor, mask: Any) -> Any:
         """The model's outputs for tokens `[B, n]` at some positions `[..., B, n]`."""

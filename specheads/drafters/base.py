@@ -42,6 +42,7 @@ class DraftContext:
         takes_trees: Whether the target can verify trees; else drafts must be chains.
         positions_left: Per batch row, how many tokens after the prompt the target has positions for; `None` if they do not end.
         weighs_proposals: Whether the verification uses the laws of sampled nodes. If not, they need not be kept.
+        positions: How many the target has for certain, the prompt's included; `None` if they do not end, or may not.
         encoder_inputs: `[B, S, ...]` what the encoder read, ids or sound; `None` where only its outputs are known.
         prompt_features: The target's hidden states of the prompt, for drafters with `feature_layers`; there for `begin` only,
             so that they do not stay.
@@ -61,6 +62,7 @@ class DraftContext:
     takes_trees: bool
     positions_left: list[int] | None
     weighs_proposals: bool
+    positions: int | None = None
     encoder_inputs: Tensor | None = None
     prompt_features: PromptFeatures | None = None
     target: ModelRunner | None = None
@@ -77,6 +79,21 @@ class DraftContext:
             return 0
         room = self.sequences.remaining(row) - 1
         return room if self.positions_left is None else min(room, self.positions_left[row] - self.sequences.generated(row))
+
+    def check_positions(self) -> None:
+        """Refuses to go on with a row that has used up the target's positions, on which plain decoding breaks off too.
+
+        Raises:
+            ValueError: naming the row.
+        """
+        if self.positions is None or self.positions_left is None:
+            return
+        for row in self.rows:
+            if self.positions_left[row] < self.sequences.generated(row):
+                raise ValueError(
+                    f"Row {row} of the batch has reached the last of the model's {self.positions} positions before it ended, "
+                    f"after {self.sequences.generated(row)} new tokens; ask for no more (`max_new_tokens`), or shorten the prompt."
+                )
 
     def tokens(self, line: int, start: int = 0) -> list[int]:
         """The line's tokens from `start` on, prompt included, without padding."""

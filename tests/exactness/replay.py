@@ -47,10 +47,12 @@ class ReplayNoise:
         return choice
 
 
-def branches(run: Callable[[ReplayNoise], object], watched: int | None = None, seed: int = 0) -> Iterator[tuple[float, object]]:
-    """The probability and the result of every branch of `run`."""
-    script: list[int] | None = []
-    while script is not None:
+def branches(
+    run: Callable[[ReplayNoise], object], watched: int | None = None, seed: int = 0, first: int | None = None
+) -> Iterator[tuple[float, object]]:
+    """The probability and the result of every branch of `run`; with `first`, of those whose first choice it is."""
+    script: list[int] | None = [] if first is None else [first]
+    while script is not None and (first is None or script[0] == first):
         noise = ReplayNoise(script, watched, seed)
         result = run(noise)
         yield noise.probability, result

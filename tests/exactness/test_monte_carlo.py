@@ -25,6 +25,7 @@ from specheads.tree import DraftTree
 from ..tiny import perturbed, tiny
 
 VOCAB, SAMPLES, THRESHOLD = 16, 24_000, 1e-4
+FEWER_SAMPLES = 8_000  # enough for what is far off
 PROMPT = torch.tensor([[1, 5, 9, 5, 9, 4]])
 WARPED = {"temperature": 0.8, "top_k": 0, "top_p": 0.95, "repetition_penalty": 1.3}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -111,8 +112,10 @@ def p_value(drawn: Sequence[tuple[int, ...]], law: dict[tuple[int, ...], float])
     return float(stats.power_divergence(observed, np.array(expected) * scale, lambda_="log-likelihood").pvalue)
 
 
-@pytest.mark.parametrize("warped", [False, True])
-@pytest.mark.parametrize("setting", SETTINGS)
+# The modes that only differ in how a chain's draws are matched are walked branch by branch elsewhere; here warped ones do.
+@pytest.mark.parametrize(
+    ("setting", "warped"), [*((setting, True) for setting in SETTINGS), ("chain", False), ("tree", False)]
+)
 def test_draft_model(setting: str, warped: bool) -> None:
     target, draft = models()
     arguments = WARPED if warped else {"top_k": 0}
@@ -183,4 +186,5 @@ def test_the_test_sees(mutate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = {**SETTINGS["chain"], "draft_tokens": 1}
     expected = expected_law(target, 3, **WARPED)
     mutate(monkeypatch)
-    assert p_value(sample(target, draft, setting, 4, **WARPED), expected) < THRESHOLD
+    drawn = sample(target, draft, setting, 4, FEWER_SAMPLES, **WARPED)
+    assert p_value(drawn, expected) < THRESHOLD

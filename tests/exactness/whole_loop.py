@@ -69,9 +69,9 @@ def noise_of(noise: ReplayNoise) -> Iterator[None]:
 
 
 def speculative_law(
-    model: PreTrainedModel, ids: Tensor, watched: int, stream: int = 0, **arguments: Any
+    model: PreTrainedModel, ids: Tensor, watched: int, stream: int = 0, first: int | None = None, **arguments: Any
 ) -> tuple[dict[Any, float], int]:
-    """The exact law of one row's continuation, and the number of branches."""
+    """The exact law of one row's continuation, or the part of it that begins with a token, and the number of branches."""
 
     def run(noise: ReplayNoise) -> tuple[int, ...]:
         with noise_of(noise):
@@ -81,10 +81,15 @@ def speculative_law(
 
     law: dict[Any, float] = {}
     count = 0
-    for probability, result in branches(run, watched, stream):
+    for probability, result in branches(run, watched, stream, first):
         law[result] = law.get(result, 0.0) + probability
         count += 1
     return law, count
+
+
+def beginning_with(law: dict[Any, float], first: int | None) -> dict[Any, float]:
+    """The part of a law whose continuations begin with a token; all of it for `None`."""
+    return {result: probability for result, probability in law.items() if first in (None, result[0])}
 
 
 def plain_law(model: PreTrainedModel, ids: Tensor, row: int, mask: Tensor | None, **arguments: Any) -> dict[Any, float]:
@@ -149,15 +154,25 @@ def distance(
     setting: str,
     batch: int,
     tokens: int = 4,
+    first: int | None = None,
 ) -> tuple[float, int]:
-    """Total variation between speculative and plain sampling, the worst over the rows, and the number of branches."""
+    """Total variation between speculative and plain sampling, the worst over the rows, and the number of branches.
+
+    With `first`, only of what begins with that token. It comes from the prompt's pass, before anything is drafted.
+    """
     ids, mask = (PROMPT, torch.ones_like(PROMPT)) if batch == 1 else (PADDED, PADDED_MASK)
     arguments = {"max_new_tokens": tokens, "top_k": 0, **SETTINGS[setting]}
     worst, count = 0.0, 0
     for row in range(batch):
-        expected = plain_law(model, ids, row, mask, **arguments)
+        expected = beginning_with(plain_law(model, ids, row, mask, **arguments), first)
         law, branches_of_row = speculative_law(
-            model, ids, row, attention_mask=mask, speculative=speculative, assistant_model=draft, **arguments
+            model, ids, row, first=first, attention_mask=mask, speculative=speculative, assistant_model=draft, **arguments
         )
         worst, count = max(worst, total_variation(law, expected)), count + branches_of_row
     return worst, count
+
+
+def differs(model: PreTrainedModel, draft: PreTrainedModel, speculative: dict[str, Any], setting: str) -> bool:
+    """Whether `distance` is more than rounding, looked for in short texts first, and up to the first token after which it is."""
+    parts = [(tokens, first) for tokens in (3, 4) for first in range(model.config.vocab_size)]
+    return any(distance(model, draft, speculative, setting, 1, *part)[0] > 1e-3 for part in parts)
