@@ -212,7 +212,7 @@ def position_limit(model: PreTrainedModel) -> int | None:
 
 
 def known_position_limit(model: PreTrainedModel) -> int | None:
-    """How many positions a model has for certain: of one that is not listed, the setting may say what it was trained for only."""
+    """How many positions a model has for certain: the setting of one not listed may say something else."""
     return _positions(model, _listed(type(model), model.config))
 
 

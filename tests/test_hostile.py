@@ -123,6 +123,54 @@ def test_a_table_of_positions_that_ends(name: str) -> None:
         both(target, prompt(family, 1), settings, max_new_tokens=60, stopping_criteria=rules)
 
 
+class StopAtWidth(StoppingCriteria):
+    """Stops all rows at a width."""
+
+    def __init__(self, width: int):
+        self.width = width
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= self.width)
+
+
+@pytest.mark.parametrize(("family", "table"), [("gpt_neo", "max_position_embeddings"), ("mpt", "max_seq_len")])
+def test_padding_takes_positions_where_rows_go_in_step(family: str, table: str) -> None:
+    """The short row has positions left when the long one has none, and its drafts stand in the same columns."""
+    target = specheads.enable(tiny(family, **{table: 20}, eos_token_id=None))
+    ids = torch.tensor([[5, 6, 7, 8] * 3, [0] * 6 + [5, 6, 7] * 2])
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    rules = StoppingCriteriaList([StopAtWidth(21)])  # the last token needs no position
+    settings = {"drafter": "suffix", "draft_tokens": 8, "adaptive": False}
+    both(target, inputs, settings, max_new_tokens=60, stopping_criteria=rules, pad_token_id=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "table"), [("gpt2", "max_position_embeddings"), ("opt", "max_position_embeddings"), ("mpt", "max_seq_len")]
+)
+def test_positions_that_end_are_said(family: str, table: str) -> None:
+    target = specheads.enable(tiny(family, **{table: 20}, eos_token_id=None))
+    read: list[int] = []
+    target.register_forward_pre_hook(lambda *_: read.append(1))
+    ids = torch.randint(4, 30, (1, 25))
+    with pytest.raises(ValueError, match="takes 25 positions and the model has 20; shorten it to 20"):
+        target.generate(ids, max_new_tokens=1, speculative=True)
+    assert not read
+    fits = ids[:, :20]
+    both(target, {"input_ids": fits, "attention_mask": torch.ones_like(fits)}, max_new_tokens=1)
+    with pytest.raises(ValueError, match=r"Row 0 .* last of the model's 20 positions .* after 11 new tokens"):
+        target.generate(ids[:, :10], max_new_tokens=40, do_sample=False, speculative=True)
+    padded = torch.cat([torch.zeros(1, 8, dtype=torch.long), ids[:, :15]], dim=1)
+    inputs = {"input_ids": padded, "attention_mask": (padded != 0).long()}
+    if family != "mpt":  # where padding takes no positions, the row's own tokens count
+        both(target, inputs, max_new_tokens=6)
+
+
+def test_a_trained_length_is_no_end_of_positions() -> None:
+    target = specheads.enable(tiny(max_position_embeddings=16))
+    ids = torch.randint(4, 30, (1, 25))
+    both(target, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+
+
 def test_prefix_functions_are_asked_along_the_text_only(target: Any) -> None:
     draft = perturbed(target, 0.05)
     inputs = prompt("llama", 1)

@@ -13,12 +13,13 @@ import typer
 
 from .. import __version__
 from ..evaluation.prompts import InputError
+from ..interruption import INTERRUPTED
 from .chat import chat
 from .convert import convert
 from .demo import demo
 from .env import env
 from .evaluations import PASSED_ON, evaluations
-from .generate import INTERRUPTED, generate
+from .generate import generate
 from .info import info
 from .report import report
 from .train import train
@@ -74,6 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=given, prog_name="specheads")
     except SystemExit as ended:
+        if isinstance(
+            getattr(ended.__context__, "__cause__", None), KeyboardInterrupt
+        ):  # typer ends the process without a word
+            typer.echo("specheads: interrupted", err=True)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except (ImportError, InputError, ValueError, OSError) as error:
         if "--traceback" in given:
@@ -81,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         typer.echo(f"specheads: {_one_line(error)}", err=True)
         return FAILED if isinstance(error, ImportError) else UNUSABLE
     except KeyboardInterrupt:
+        typer.echo("specheads: interrupted", err=True)
         return INTERRUPTED
     except Exception as error:
         # A fault of the model, of its files, or of this program: not a sentence of ours, and yet one line.

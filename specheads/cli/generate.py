@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from ..evaluation.prompts import InputError
+from ..interruption import INTERRUPTED
 from . import options
-
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 def generate(

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..kinds import unwrapped
 from .base import OF_TARGET, REGISTRY, Accepted, Budget, DraftContext, Drafter, drafter_by_name, drafter_of_target
 
 __all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "drafter_by_name", "load_drafter"]
@@ -52,7 +53,14 @@ def load_drafter(
             raise ValueError(
                 f"A drafter given as a dict must have a `draft` and an `inner` one, got {', '.join(map(str, spec))}."
             )
-        return load_drafter(spec["draft"], target, tokenizer, assistant_tokenizer, inner=spec["inner"], **options)
+        draft = unwrapped(spec["draft"])
+        if not isinstance(draft, PreTrainedModel) or _is_head(draft):
+            given = repr(draft) if isinstance(draft, str) else type(draft).__name__
+            raise TypeError(
+                f"The `draft` of a drafter given as a dict must be a draft model, got {given}; load it first "
+                "(`AutoModelForCausalLM.from_pretrained`), or give a head or a drafter's name as it is, without `inner`."
+            )
+        return load_drafter(draft, target, tokenizer, assistant_tokenizer, inner=spec["inner"], **options)
     if isinstance(spec, list | tuple):
         from .token_tree import TokenTreeDrafter
 

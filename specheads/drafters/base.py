@@ -89,10 +89,11 @@ class DraftContext:
         if self.positions is None or self.positions_left is None:
             return
         for row in self.rows:
-            if self.positions_left[row] < self.sequences.generated(row):
+            generated = self.sequences.generated(row)
+            if generated > self.positions_left[row]:
                 raise ValueError(
                     f"Row {row} of the batch has reached the last of the model's {self.positions} positions before it ended, "
-                    f"after {self.sequences.generated(row)} new tokens; ask for no more (`max_new_tokens`), or shorten the prompt."
+                    f"after {generated} new tokens; ask for no more of them (`max_new_tokens`), or shorten the prompt."
                 )
 
     def tokens(self, line: int, start: int = 0) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def documents_of(file: Path, field: str, tokenizer: Any) -> Iterator[list[int]]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            value = json.loads(line).get(field)
+            value = _record(line, file, number).get(field)
             if isinstance(value, str):
                 yield _encoded(value, tokenizer)
             elif isinstance(value, list) and all(type(token) is int for token in value):
@@ -72,9 +73,25 @@ def documents_of(file: Path, field: str, tokenizer: Any) -> Iterator[list[int]]:
                 )
 
 
+def _record(line: str, file: Path, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file}, line {number}, is not JSON: {error}.") from error
+    if not isinstance(record, dict):
+        raise ValueError(
+            f"{file}, line {number}, must be a JSON object with the field of the document, got {line.strip()[:40]}."
+        )
+    return record
+
+
 def _encoded(text: str, tokenizer: Any) -> list[int]:
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        print(f"retrieval_build: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

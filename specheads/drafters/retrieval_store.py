@@ -27,6 +27,7 @@ BORDER = -1  # between documents: no match and no continuation reaches across
 SORTED_BY = 16  # how many tokens of a suffix its place in the array goes by
 CURRENT, DESCRIPTION = "current", "store.json"
 LAYOUT = 1
+GREATEST_ID = 2**31 - 1  # the corpus is kept in 32 bits
 KEPT_VERSIONS = 2
 OPENINGS = 5
 
@@ -128,7 +129,8 @@ def build_store(
         vocab_size: More than any id; `None` for the tokenizer's, or else for what the documents need.
 
     Raises:
-        ValueError: if there are no tokens, or one is negative or not below `vocab_size`.
+        ValueError: if there are no tokens, a document is no list of whole numbers, or one is negative or not below
+            `vocab_size`.
     """
     tokens, count = _joined(documents)
     said = tokens[tokens != BORDER]
@@ -189,12 +191,24 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 def _joined(documents: Iterable[Sequence[int]]) -> tuple[np.ndarray, int]:
     """The documents `[n]`, a border after each, and their number."""
     parts: list[np.ndarray] = []
-    for document in documents:
-        ids = np.asarray(document, dtype=np.int32).reshape(-1)
-        if ids.size and int(ids.min()) < 0:
-            raise ValueError(f"Token ids are not negative, and the documents hold {int(ids.min())}.")
-        parts += [ids, np.array([BORDER], np.int32)]
+    for number, document in enumerate(documents):
+        parts += [_ids_of(document, number), np.array([BORDER], np.int32)]
     return (np.concatenate(parts) if parts else np.empty(0, np.int32)), len(parts) // 2
+
+
+def _ids_of(document: Sequence[int], number: int) -> np.ndarray:
+    """The ids `[n]` of a document. Nothing is rounded, cut or flattened: an id that was bent is of another token."""
+    try:
+        given = np.asarray(document)
+    except ValueError:  # lists of different lengths within it
+        given = np.empty((0, 0))
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        what = f"{given.ndim} dimensions" if given.ndim != 1 else f"{given.dtype} such as {given[0]!r}"
+        raise ValueError(f"A document must be a list of whole numbers, its token ids; document {number} (from 0) has {what}.")
+    if given.size and not 0 <= int(given.min()) <= int(given.max()) <= GREATEST_ID:
+        wrong = int(given.min()) if int(given.min()) < 0 else int(given.max())
+        raise ValueError(f"Token ids are from 0 to {GREATEST_ID}, and document {number} (from 0) holds {wrong}.")
+    return given.astype(np.int32)
 
 
 def _described(version: Path) -> Description:

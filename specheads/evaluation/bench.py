@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from ..heads.download import is_repository_id
 from ..mixin import SpeculativeGenerationMixin, enable
 from .divergence import divergences
 from .prompts import InputError, Prompt, encode
@@ -134,5 +135,5 @@ def load_model(name: str) -> Any:
 
 def _check_place(name: str | None) -> None:
     """Says that a folder is not there, which transformers would take for the id of a repository."""
-    if name is not None and name.startswith(("/", "./", "../", "~")) and not Path(name).is_dir():
+    if name is not None and not Path(name).is_dir() and not is_repository_id(name):
         raise InputError(f"The model {name} cannot be loaded: there is no such folder.")

@@ -5,11 +5,36 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .prompts import InputError
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Refuses a file that could not be written, before anything is measured for it.
+
+    Args:
+        option: The option that names it.
+        path: The file; `None` if none is wanted.
+
+    Raises:
+        InputError: saying why.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{option} {path} is a folder; name a file in it.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{option} {path} cannot be written ({error.strerror}); name a file in a folder where you may write."
+        ) from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..interruption import INTERRUPTED
+from .journal import check_output
 from .prompts import InputError
 from .report import check_packages, write_report
-
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 def run_program(
@@ -41,6 +41,8 @@ def run_program(
     try:
         (options,) = parser.parse_args_into_dataclasses(args=arguments)
         check_packages(options.report)
+        check_output("--output", options.output)
+        check_output("--report", options.report)
         result = measure(options)
     except (InputError, OSError) as error:  # the latter for an output that cannot be written
         print(f"{name}: {error}", file=sys.stderr)

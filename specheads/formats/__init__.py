@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..heads import DraftHead, EagleHead, MedusaHeads
-from ..heads.download import DOWNLOAD_ARGUMENTS, find_config
+from ..heads.download import DOWNLOAD_ARGUMENTS, find_config, read_json
 from ..heads.saving import written_together
 from . import eagle, eagle3, hydra, medusa, speculators, vllm_medusa
 from .checkpoint import Checkpoint
@@ -60,7 +58,7 @@ def import_head(path_or_id: str | os.PathLike[str], target: PreTrainedModel, **o
     """
     download = {name: options.pop(name) for name in DOWNLOAD_ARGUMENTS if name in options}
     config, download = find_config(path_or_id, download)
-    fields = json.loads(Path(config).read_text(encoding="utf-8"))
+    fields = read_json(config)
     if "specheads_version" in fields:
         head = read_own(path_or_id, fields.get("model_type"), download, options)
         head.bind(target)

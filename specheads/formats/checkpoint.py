@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
+import zipfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ..heads.download import find, find_config
+from ..heads.download import find, find_config, read_json
 
 # Weight files in the order in which they are looked for; an index names further files.
 WEIGHT_FILES = (
@@ -63,10 +63,10 @@ class Checkpoint:
         Raises:
             FileNotFoundError: if there is no config, or no weights.
             OSError: if the repository is not there, may not be read, or cannot be reached.
-            ValueError: if a weight file is a pickle that holds more than weights.
+            ValueError: if a file is damaged, or one of weights is a pickle that holds more than weights.
         """
         file, download = find_config(name_or_path, download)
-        fields = json.loads(Path(file).read_text(encoding="utf-8"))
+        fields = read_json(file)
         weights = _read_weights(name_or_path, download)
         # Old checkpoints hold the frequencies of their rotary positions, which the config gives.
         kept = {name: weight for name, weight in weights.items() if not name.endswith("rotary_emb.inv_freq")}
@@ -140,7 +140,10 @@ def _read_weights(name_or_path: str | os.PathLike[str], download: dict[str, Any]
 
 def _read_shards(name_or_path: str | os.PathLike[str], index: str, download: dict[str, Any]) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
-    for name in sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())):
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise ValueError(f"{index} has no `weight_map`, which says where each weight is; save or download the head again.")
+    for name in sorted(set(places.values())):
         file = find(name_or_path, name, download)
         if file is None:
             raise FileNotFoundError(f"The index of {name_or_path} names {name}, which is not there.")
@@ -148,16 +151,29 @@ def _read_shards(name_or_path: str | os.PathLike[str], index: str, download: dic
     return weights
 
 
+def _is_pickle(file: str) -> bool:
+    """Whether a file is of a kind that `torch.save` writes: an archive, or in old times a bare pickle."""
+    with open(file, "rb") as content:
+        return zipfile.is_zipfile(file) or content.read(1) == pickle.PROTO
+
+
 def _read_file(file: str) -> dict[str, Tensor]:
     if file.endswith(".safetensors"):
-        return load_file(file)
+        try:
+            return load_file(file)
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged, it holds no weights ({error}); save or download the head again.") from error
     try:
         weights = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        if not _is_pickle(file):
+            raise ValueError(f"{file} is damaged, it holds no weights; save or download the head again.") from error
         raise ValueError(
             f"{file} is a pickle that holds more than weights, which could run code, so it is not opened; if you trust it, "
             "convert it to safetensors first."
         ) from error
+    except (RuntimeError, EOFError) as error:  # cut short, or no archive at all
+        raise ValueError(f"{file} is damaged, it holds no weights ({error}); save or download the head again.") from error
     weights = weights.get("state_dict", weights) if isinstance(weights, dict) else weights
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
         raise ValueError(f"{file} holds something else than weights by name; save the head's `state_dict()`.")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..heads import DraftHead, load_records
-from ..heads.download import DOWNLOAD_ARGUMENTS, find_config
+from ..heads.download import DOWNLOAD_ARGUMENTS, find_config, read_json
 from . import LAYOUTS, import_head, read_own
 from .checkpoint import Checkpoint
 
@@ -52,7 +50,7 @@ def describe_head(path_or_id: str | os.PathLike[str], **download: Any) -> dict[s
         ValueError: if the layout is not known, or the files are damaged.
     """
     config, where = find_config(path_or_id, download)
-    fields = json.loads(Path(config).read_text(encoding="utf-8"))
+    fields = read_json(config)
     if "specheads_version" not in fields:
         return _of_others(Checkpoint.open(path_or_id, **where))
     head = read_own(path_or_id, fields.get("model_type"), where, {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
@@ -18,6 +20,21 @@ from transformers.utils import cached_file, extract_commit_hash
 
 CONFIG = "config.json"
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+
+def read_json(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads a file of a head that holds a JSON object, its config or its index of weights.
+
+    Raises:
+        ValueError: naming the file, if it holds anything else.
+    """
+    try:
+        fields = json.loads(Path(file).read_text(encoding="utf-8"))
+    except ValueError as error:  # broken JSON, or no text
+        raise ValueError(f"{file} is damaged, it holds no JSON ({error}); save or download the head again.") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} must hold a JSON object, got {type(fields).__name__}; save or download the head again.")
+    return fields
 
 
 def is_repository_id(name: str) -> bool:
@@ -41,9 +58,10 @@ def find_config(name_or_path: str | os.PathLike[str], download: dict[str, Any]) 
         the repository, whatever is pushed meanwhile.
 
     Raises:
-        FileNotFoundError: if there is no config.
+        FileNotFoundError: if there is no config, or no such folder.
         OSError: if the repository or the revision is not there, may not be read, or cannot be reached.
     """
+    _check_place(name_or_path)
     try:
         found = cached_file(name_or_path, CONFIG, **download)
     except OSError as error:
@@ -75,6 +93,15 @@ def find(name_or_path: str | os.PathLike[str], name: str, download: dict[str, An
         if cause is None or (isinstance(cause, LocalEntryNotFoundError) and _is_offline(download)):
             return None
         raise _said_plainly(error, name_or_path, download) from error
+
+
+def _check_place(name_or_path: str | os.PathLike[str]) -> None:
+    """Says that a folder is not there whose name cannot be the id of a repository."""
+    if os.path.isdir(name_or_path) or is_repository_id(os.fspath(name_or_path)):
+        return
+    if os.path.isfile(name_or_path):
+        raise NotADirectoryError(f"{name_or_path} is a file, and a head is a folder with a {CONFIG}: name that folder.")
+    raise FileNotFoundError(f"There is no folder {name_or_path}: check the path of the head.")
 
 
 def _is_offline(download: dict[str, Any]) -> bool:

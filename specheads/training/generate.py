@@ -18,6 +18,7 @@ from typing import Any
 
 from ..evaluation.prompts import InputError
 from ..evaluation.provenance import run_provenance
+from ..interruption import INTERRUPTED
 from .answers import Writer, answer
 from .endpoint import EndpointWriter
 from .generate_arguments import GenerateArguments
@@ -25,8 +26,6 @@ from .questions import Question, Questions, question_of
 from .row_files import OutputFolder
 from .sources import load_rows
 from .target_writer import TargetWriter
-
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from transformers import set_seed
 from ..evaluation.prompts import InputError
 from ..heads import DraftHead, MedusaHeads
 from ..heads.target_parts import parts_of
+from ..interruption import INTERRUPTED
 from .arguments import DataArguments, HeadArguments, HeadTrainingArguments
 from .checkpoints import check_same_run, checkpoint_to_resume
 from .command_line import parse
@@ -31,7 +32,6 @@ from .trainer import HeadTrainer
 from .warm_start import make_head, trained_head
 
 PROGRAM = "heads.py"
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
 KINDS = (HeadArguments, DataArguments, HeadTrainingArguments)
 
 logger = logging.getLogger(__name__)

@@ -150,7 +150,8 @@ def test_a_head_is_converted_and_read_again(
         (["generate", " "], "The prompt is empty."),
         (["generate", "x", "--model", "/no/such/folder"], "there is no such folder"),
         (["generate", "x", "--drafter", "auto", "--draft-model", "y"], "either --drafter or --draft-model"),
-        (["info", "/no/such/folder"], "/no/such/folder"),
+        (["generate", "x", "--model", "no/such/folder"], "there is no such folder"),
+        (["info", "/no/such/folder"], "There is no folder /no/such/folder"),
         (["convert", "x", "--output", "/no/such/output", "--to", "turbo"], "no layout 'turbo'"),
         (["report", "/no/such/file"], "cannot be read"),
         (["generate", "x", "--turbo"], "No such option"),
@@ -163,6 +164,60 @@ def test_bad_input_is_one_sentence_and_status_2(
     error = capsys.readouterr().err
     assert sentence in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("program", ["speed", "acceptance", "exactness"])
+@pytest.mark.parametrize("option", ["--output", "--report"])
+def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(
+    program: str,
+    option: str,
+    prompt_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measures(*arguments: Any) -> Any:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(f"specheads.evaluation.{program}.load_target", measures)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for place, fault in ((tmp_path, "is a folder; name a file in it"), (tmp_path / "file" / "out", "cannot be written")):
+        assert main(["eval", program, "--prompts", str(prompt_file), option, str(place)]) == 2
+        said = capsys.readouterr().err
+        assert f"{option} {place} {fault}" in said and said.count("\n") == 1
+
+
+INTERRUPTION = """
+import os, signal, sys
+import specheads.__main__ as command
+
+class Loading:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:  # what some packages make of it while they are loaded
+                raise ImportError("half loaded") from None
+
+sys.meta_path.insert(0, Loading())
+sys.argv = ["specheads", "generate", "hello"]
+sys.exit(command.main())
+"""
+
+
+def test_an_interruption_while_packages_are_loaded_is_one_line() -> None:
+    found = subprocess.run([sys.executable, "-c", INTERRUPTION], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (130, "specheads: interrupted\n")
+
+
+def test_an_interruption_of_a_command_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specheads.cli.session.Session.__init__", interrupted)
+    assert main(["generate", "a"]) == 130
+    assert capsys.readouterr().err == "specheads: interrupted\n"
 
 
 def test_a_fault_that_is_nobodys_sentence_is_one_line(

@@ -98,9 +98,23 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match=r"no datastore in .* make one with"):
             specheads.enable(target, drafter=f"retrieval:{folder}")
-    for documents in ([], [[]], [[1, -1]]):
-        with pytest.raises(ValueError, match=r"no tokens|not negative"):
+    for documents in ([], [[]]):
+        with pytest.raises(ValueError, match="no tokens"):
             build_store(tmp_path, documents)
+    for document, fault in (
+        ([1.5], "whole numbers.*float64 such as"),
+        ([True], "whole numbers.*bool"),
+        (["2"], "whole numbers"),
+        (3, "whole numbers.*0 dimensions"),
+        ([[1, 2], [3, 4]], "whole numbers.*2 dimensions"),
+        ([[1, 2], [3]], "whole numbers.*2 dimensions"),
+        ([1, -1], "from 0 to 2147483647, and document 1 .* holds -1"),
+        ([2**31], "holds 2147483648"),
+        (np.array([2**40]), "holds 1099511627776"),
+        ([2**70], "whole numbers"),
+    ):
+        with pytest.raises(ValueError, match=fault):
+            build_store(tmp_path, [[1, 2], document])
     with pytest.raises(ValueError, match="token 40, which is not below"):
         build_store(tmp_path, [[40]], vocab_size=40)
     build_store(tmp_path, [[3, 4, 5]], ours)
@@ -144,6 +158,7 @@ def test_the_command_builds_a_store_that_a_call_can_name(tmp_path: Path, capsys:
     plain = target.generate(**inputs, do_sample=False, max_new_tokens=8)
     settings = {"drafter": f"retrieval:{store}"}
     assert torch.equal(target.generate(**inputs, do_sample=False, max_new_tokens=8, speculative=settings), plain)
-    (tmp_path / "b.jsonl").write_text('{"other": 1}\n')
-    with pytest.raises(ValueError, match=r"b.jsonl, line 1: the field 'text'"):
-        retrieval_build.main([files[1], "--output", str(store), "--tokenizer", str(tmp_path / "tokenizer")])
+    for line, fault in (('{"other": 1}', ": the field 'text'"), ("{", ", is not JSON"), ("[1]", ", must be a JSON object")):
+        (tmp_path / "b.jsonl").write_text(f"{line}\n")
+        with pytest.raises(ValueError, match=f"b.jsonl, line 1{fault}"):
+            retrieval_build.main([files[1], "--output", str(store), "--tokenizer", str(tmp_path / "tokenizer")])

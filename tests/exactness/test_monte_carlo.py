@@ -113,9 +113,7 @@ def p_value(drawn: Sequence[tuple[int, ...]], law: dict[tuple[int, ...], float])
 
 
 # The modes that only differ in how a chain's draws are matched are walked branch by branch elsewhere; here warped ones do.
-@pytest.mark.parametrize(
-    ("setting", "warped"), [*((setting, True) for setting in SETTINGS), ("chain", False), ("tree", False)]
-)
+@pytest.mark.parametrize(("setting", "warped"), [*((setting, True) for setting in SETTINGS), ("chain", False), ("tree", False)])
 def test_draft_model(setting: str, warped: bool) -> None:
     target, draft = models()
     arguments = WARPED if warped else {"top_k": 0}

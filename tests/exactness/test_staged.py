@@ -128,5 +128,13 @@ def test_what_is_wrong_is_said() -> None:
         load_drafter(draft, target, inner="auto")
     with pytest.raises(ValueError, match="must have a `draft` and an `inner`"):
         load_drafter({"draft": draft}, target)
+    for name, said in (
+        ("suffix", "got 'suffix'"),
+        ("some/head", "got 'some/head'"),
+        (None, "got NoneType"),
+        (draft.config, "got L"),
+    ):
+        with pytest.raises(TypeError, match=rf"must be a draft model, {said}.*from_pretrained"):
+            load_drafter({"draft": name, "inner": "suffix"}, target)
     with pytest.raises(ValueError, match=r"T5.* takes chains in step"):
         load_drafter(tiny("t5"), tiny("t5"), inner="suffix")

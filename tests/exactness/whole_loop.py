@@ -173,6 +173,6 @@ def distance(
 
 
 def differs(model: PreTrainedModel, draft: PreTrainedModel, speculative: dict[str, Any], setting: str) -> bool:
-    """Whether `distance` is more than rounding, looked for in short texts first, and up to the first token after which it is."""
+    """Whether `distance` is more than rounding: looked for in short texts first, and no further than needed."""
     parts = [(tokens, first) for tokens in (3, 4) for first in range(model.config.vocab_size)]
     return any(distance(model, draft, speculative, setting, 1, *part)[0] > 1e-3 for part in parts)

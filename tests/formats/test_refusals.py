@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specheads.formats import export_head, import_head
+from specheads.formats.description import describe_head
 from specheads.heads import EagleHead, MedusaHeads
 from tests.formats import checkpoints as made
 from tests.tiny import tiny
@@ -205,6 +206,39 @@ def test_folders_that_hold_no_head(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no weights.*looked for medusa_lm_head\.safetensors"):
         import_head(tmp_path, made.target())
     refused(tmp_path, ({}, {"some.weight": torch.zeros(1)}), r"layout of .* is not known: 1 weights, the first some\.weight")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"])
+def test_damaged_files_are_named(name, text, tmp_path):
+    folder = made.save(tmp_path, *made.eagle3())
+    if name != "config.json":
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=rf"{name} (is damaged|must hold|has no).*again\.") as refusal:
+        import_head(folder, made.target())
+    assert str(folder) in str(refusal.value)
+
+
+def test_an_index_without_a_map_of_weights_is_named(tmp_path):
+    folder = made.save(tmp_path, *made.eagle3())
+    (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json has no `weight_map`"):
+        import_head(folder, made.target())
+
+
+@pytest.mark.parametrize("name", ["./no/such/dir", "/tmp/none/there", "../none", "~/none", "no/such/dir"])
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(name):
+    for load in (lambda: import_head(name, made.target()), lambda: describe_head(name)):
+        with pytest.raises(FileNotFoundError, match=f"There is no folder {name}"):
+            load()
+
+
+def test_a_file_is_no_folder(tmp_path):
+    folder = made.save(tmp_path, *made.eagle3())
+    with pytest.raises(OSError, match=r"config\.json is a file, and a head is a folder"):
+        import_head(folder / "config.json", made.target())
 
 
 def test_options_of_another_layout(tmp_path):
