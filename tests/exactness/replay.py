@@ -14,10 +14,14 @@ from torch import Tensor
 
 
 class ReplayNoise:
-    """Follows a script of choices, then takes the first possible one. Rows not watched draw from streams of their own."""
+    """Follows a script of choices, then takes the first possible one. Rows not watched draw from streams of their own.
 
-    def __init__(self, script: Sequence[int] = (), watched: int | None = None, seed: int = 0):
+    With `first`, the first draw that could come out in several ways comes out so.
+    """
+
+    def __init__(self, script: Sequence[int] = (), watched: int | None = None, seed: int = 0, first: int | None = None):
         self.script = list(script)
+        self.first = first
         self.watched = watched
         self.seed = seed
         self.choices: list[int] = []
@@ -39,6 +43,9 @@ class ReplayNoise:
             uniform = torch.rand((), generator=stream, dtype=torch.double)
             return min(int((law.cumsum(0) <= uniform).sum()), int(law.nonzero().max()))
         options = law.nonzero().flatten().tolist()
+        if self.first is not None and len(options) > 1:
+            assert self.first in options
+            options, self.first = [self.first], None
         step = len(self.choices)
         choice = self.script[step] if step < len(self.script) else options[0]
         self.choices.append(choice)
@@ -50,10 +57,10 @@ class ReplayNoise:
 def branches(
     run: Callable[[ReplayNoise], object], watched: int | None = None, seed: int = 0, first: int | None = None
 ) -> Iterator[tuple[float, object]]:
-    """The probability and the result of every branch of `run`; with `first`, of those whose first choice it is."""
-    script: list[int] | None = [] if first is None else [first]
-    while script is not None and (first is None or script[0] == first):
-        noise = ReplayNoise(script, watched, seed)
+    """The probability and the result of every branch of `run`; with `first`, of those whose first choice among several it is."""
+    script: list[int] | None = []
+    while script is not None:
+        noise = ReplayNoise(script, watched, seed, first)
         result = run(noise)
         yield noise.probability, result
         script = _next_script(noise)

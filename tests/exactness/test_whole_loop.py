@@ -10,7 +10,7 @@ import torch
 import specheads
 
 from .replay import total_variation
-from .whole_loop import PADDED, PADDED_MASK, SETTINGS, distance, plain_law, speculative_law, target_and_draft
+from .whole_loop import PADDED, PADDED_MASK, SETTINGS, beginning_with, distance, plain_law, speculative_law, target_and_draft
 
 # name: settings, and whether a draft model is passed
 SAMPLED: dict[str, dict[str, Any]] = {
@@ -47,6 +47,17 @@ def test_draft_model(scheme: str, setting: str, batch: int) -> None:
     is_short = setting in FIRST and (batch == 2 or scheme.endswith("match"))
     first = FIRST.get(setting) if batch == 1 and not is_short else None
     assert _distance(SAMPLED[scheme], setting, batch, True, 3 if is_short else 4, first) < 1e-9
+
+
+def test_the_walks_from_each_first_token_make_up_the_whole() -> None:
+    target, draft = target_and_draft()
+    arguments = {"max_new_tokens": 3, "top_k": 0, "assistant_model": draft}
+    arguments["speculative"] = {"adaptive": False, **SAMPLED["chain-token"]}
+    whole, count = speculative_law(target, PADDED, 1, attention_mask=PADDED_MASK, **arguments)
+    parts = [speculative_law(target, PADDED, 1, first=first, attention_mask=PADDED_MASK, **arguments) for first in range(3)]
+    assert count == sum(part for _, part in parts)
+    for first, (law, _) in enumerate(parts):
+        assert law == beginning_with(whole, first)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
