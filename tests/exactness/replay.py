@@ -57,7 +57,7 @@ class ReplayNoise:
 def branches(
     run: Callable[[ReplayNoise], object], watched: int | None = None, seed: int = 0, first: int | None = None
 ) -> Iterator[tuple[float, object]]:
-    """The probability and the result of every branch of `run`; with `first`, of those whose first choice among several it is."""
+    """The probability and the result of every branch of `run`; with `first`, of those whose first real choice it is."""
     script: list[int] | None = []
     while script is not None:
         noise = ReplayNoise(script, watched, seed, first)
