@@ -108,7 +108,7 @@ def load_target(name: str | None) -> tuple[Any, Any]:
     Raises:
         InputError: if it cannot be loaded.
     """
-    _check_place(name)
+    check_place(name)
     try:
         folder = name or str(smollm2_folder())
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -123,7 +123,7 @@ def load_model(name: str) -> Any:
     Raises:
         InputError: if it cannot be loaded.
     """
-    _check_place(name)
+    check_place(name)
     try:
         is_encoder_decoder = AutoConfig.from_pretrained(name).is_encoder_decoder
         kind: Any = AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM
@@ -133,7 +133,11 @@ def load_model(name: str) -> Any:
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _check_place(name: str | None) -> None:
-    """Says that a folder is not there, which transformers would take for the id of a repository."""
+def check_place(name: str | None) -> None:
+    """Says that a folder is not there, which transformers would take for the id of a repository.
+
+    Raises:
+        InputError: naming it.
+    """
     if name is not None and not Path(name).is_dir() and not is_repository_id(name):
         raise InputError(f"The model {name} cannot be loaded: there is no such folder.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from .step import TrainingSettings
 from .weights import DepthWeights
 
 HEADS = ("eagle3", "eagle1", "medusa")
+DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
 
 @dataclass
@@ -64,6 +66,8 @@ class HeadArguments:
             raise InputError(f"`lora_rank` must be at least 0, and 0 but for Medusa heads, got {self.lora_rank}.")
         if self.head == "eagle1" and self.draft_vocab_size is not None:
             raise InputError("EAGLE-1 uses the target's output layer, so it has no `draft_vocab_size`; leave it out.")
+        if self.dtype not in DTYPES:
+            raise InputError(f"`dtype` must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
         self.head_fields = json_object(self.head_fields, "head_fields") or {}
 
 
@@ -182,12 +186,24 @@ class HeadTrainingArguments(TrainingArguments):
             self.settings, self.deployment = self._settings(), self._deployment()
         except ValueError as error:
             raise InputError(str(error)) from error
+        self._check_numbers()
         super().__post_init__()
         if self.train_sampling_strategy not in ("group_by_length", "random", "sequential"):
             raise InputError(
                 "`train_sampling_strategy` must be group_by_length, random or sequential, got "
                 f"{self.train_sampling_strategy!r}."
             )
+
+    def _check_numbers(self) -> None:
+        """Those that would break the training off once the target is loaded and the data read."""
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+            if getattr(self, name) < 1:
+                raise InputError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        for name in ("learning_rate", "lora_learning_rate"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"`{name}` must be a finite number of at least 0, got {getattr(self, name)}.")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"`seed` must be from 0 to {2**32 - 1}, got {self.seed}.")
 
     def _settings(self) -> TrainingSettings:
         # A greedy target has no law to learn from: its law at temperature 1 holds more than its most probable token.

@@ -107,9 +107,11 @@ def _target_writer(options: GenerateArguments) -> tuple[Writer, dict[str, Any]]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from ..evaluation.bench import check_place
     from ..heads.provenance import describe_target
     from ..mixin import enable
 
+    check_place(options.model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(options.model, revision=options.revision)
         model = AutoModelForCausalLM.from_pretrained(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation.prompts import InputError
+from .arguments import DTYPES
 from .target_writer import Sampling
 
 
@@ -76,6 +77,8 @@ class GenerateArguments:
             raise InputError(f"--temperature must be a finite number of at least 0, got {self.temperature}.")
         if not 0 < self.top_p <= 1 or self.top_k < 0:
             raise InputError(f"--top-p must be in (0, 1] and --top-k at least 0, got {self.top_p} and {self.top_k}.")
+        if self.dtype not in DTYPES:
+            raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
         self.process = _shard(self.shard)
         self.arguments_of_template = _json_object(self.template_arguments)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import set_seed
 
+from ..evaluation.bench import check_place
 from ..evaluation.prompts import InputError
 from ..heads import DraftHead, MedusaHeads
 from ..heads.target_parts import parts_of
@@ -174,6 +175,7 @@ def load_target(head: HeadArguments, args: HeadTrainingArguments) -> tuple[Any, 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     name, revision = head.model_name_or_path, head.model_revision
+    check_place(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
         target = AutoModelForCausalLM.from_pretrained(

@@ -60,6 +60,13 @@ def test_head_is_trained_saved_and_loaded(target_folder: Path, chats: Path, tmp_
         (["--draft_vocab_size", "0"], "special tokens"),
         (["--resume_from_checkpoint", "true"], "no checkpoint"),
         (["--dataset_name", "/no/such.jsonl"], "/no/such.jsonl"),
+        (["--model_name_or_path", "./no/such"], "The model ./no/such cannot be loaded: there is no such folder"),
+        (["--dtype", "double"], "`dtype` must be one of auto, float32"),
+        (["--learning_rate", "nan"], "`learning_rate` must be a finite number"),
+        (["--lora_learning_rate", "-1"], "`lora_learning_rate` must be a finite number"),
+        (["--per_device_train_batch_size", "0"], "`per_device_train_batch_size` must be at least 1"),
+        (["--gradient_accumulation_steps", "0"], "`gradient_accumulation_steps` must be at least 1"),
+        (["--seed", "-1"], "`seed` must be from 0"),
         (["--config", "/no/such.yaml"], "/no/such.yaml"),
     ],
 )
