@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -42,8 +43,7 @@ def convert(
 
     if to not in (OWN, *EXPORTS):
         raise InputError(f"There is no layout {to!r}; there are {', '.join((OWN, *EXPORTS))}.")
-    if output.exists() and any(output.iterdir()):
-        raise InputError(f"{output} is not empty: name a new folder, or delete it.")
+    _check_output(output)
     if model is None:
         raise InputError("--model is missing: give the folder or Hub id of the target that the head is for.")
     from ..evaluation.bench import load_model
@@ -58,3 +58,13 @@ def convert(
     else:
         export_head(found, output, to)
     typer.echo(f"{found.config.facts().kind} of {found.num_parameters():,} parameters written to {output} ({to}).")
+
+
+def _check_output(folder: Path) -> None:
+    """Refuses, before the target is loaded, a folder that could not be written or that holds something."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        fault = "may not be written to" if nearest.is_dir() else "is a file"
+        raise InputError(f"--output {folder} cannot be written, since {nearest} {fault}: name another folder.")
+    if nearest == folder and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty: name a new folder, or delete it.")

@@ -147,7 +147,8 @@ def _message(message: Any, place: str) -> Message:
 
 
 def _joined(parts: list[Any], place: str) -> str:
-    if not all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
+    texts = [isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts]
+    if not all(texts):
         raise InputError(f"{place}: heads are trained on text, and a message has other parts: {_short(parts)}.")
     return "".join(part["text"] for part in parts)
 
@@ -163,8 +164,8 @@ def _tools(row: Mapping[str, Any], place: str) -> list[Any] | None:
 
 
 def _no_shape(row: Mapping[str, Any], place: str, shapes: str) -> InputError:
-    columns = ", ".join(f"`{name}`" for name in row) or "nothing"
-    return InputError(f"{place}: a row must have {shapes}; this one has {columns}. Rename its columns.")
+    columns = ", ".join(f"`{name}`{' (null)' if value is None else ''}" for name, value in row.items()) or "nothing"
+    return InputError(f"{place}: a row must have {shapes}; this one has {columns}. Rename its columns or leave the row out.")
 
 
 def _short(value: Any) -> str:

@@ -33,6 +33,8 @@ def load_rows(
     import datasets
 
     path = Path(source).expanduser()
+    if path.is_file() and not path.stat().st_size:
+        raise InputError(f"The dataset {source} is an empty file; name one that holds rows.")
     try:
         if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
             return _saved(datasets.load_from_disk(str(path)), source, split, streaming)

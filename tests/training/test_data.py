@@ -104,7 +104,7 @@ def test_a_part_of_the_messages_may_have_more_fields(tmp_path: Path) -> None:
         ("none.jsonl", None, "There is no file or folder"),
         ("rows.txt", "Hello", "none of the suffixes"),
         ("rows.jsonl", '{"messages": [', "cannot be read"),
-        ("rows.jsonl", "", "cannot be read"),
+        ("rows.jsonl", "", "is an empty file"),
         ("rows.parquet", "Hello", "cannot be read"),
     ],
 )
