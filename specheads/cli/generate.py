@@ -69,7 +69,10 @@ def _system(system: str | None) -> list[dict[str, str]]:
 def _prompt(given: str | None) -> str:
     if given is None and sys.stdin.isatty():
         raise InputError('There is no prompt: give one as an argument, as in `specheads generate "..."`, or on standard input.')
-    prompt = sys.stdin.read() if given is None else given
+    try:
+        prompt = sys.stdin.read() if given is None else given
+    except UnicodeDecodeError as error:
+        raise InputError(f"The prompt on standard input is no text: {error}.") from error
     if not prompt.strip():
         raise InputError("The prompt is empty.")
     return prompt

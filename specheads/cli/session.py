@@ -90,6 +90,8 @@ class Session:
     def __init__(self, settings: Settings):
         if settings.drafter is not None and settings.draft_model is not None:
             raise InputError("Give either --drafter or --draft-model, not both.")
+        if settings.seed is not None and not -(2**63) <= settings.seed < 2**64:
+            raise InputError(f"--seed must be a number of 64 bits, got {settings.seed}.")
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         logging.disable_progress_bar()

@@ -64,6 +64,8 @@ def load_drafter(
     if isinstance(spec, list | tuple):
         from .token_tree import TokenTreeDrafter
 
+        if unknown := sorted(set(options) - {"branches", "replacement"}):
+            raise TypeError(f"{', '.join(unknown)}: a list of draft models takes `branches` and `replacement`, nothing else.")
         return TokenTreeDrafter(spec, target, tokenizer, assistant_tokenizer, **options)
     if isinstance(spec, str) and spec.partition(":")[0] in OF_TARGET:
         return drafter_of_target(spec, target, **options)

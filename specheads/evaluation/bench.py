@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ..heads.download import is_repository_id
@@ -128,7 +129,7 @@ def load_model(name: str) -> Any:
         is_encoder_decoder = AutoConfig.from_pretrained(name).is_encoder_decoder
         kind: Any = AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM
         model = kind.from_pretrained(name)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"The model {name} cannot be loaded: {error}") from error
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 

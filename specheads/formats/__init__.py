@@ -8,6 +8,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from ..heads import DraftHead, EagleHead, MedusaHeads
@@ -112,7 +113,10 @@ def read_own(
         raise ValueError(
             f"The config of {path_or_id} says model_type={model_type!r}, and heads of this library are of none such."
         )
-    head: DraftHead = kind.from_pretrained(path_or_id, **download)
+    try:
+        head: DraftHead = kind.from_pretrained(path_or_id, **download)
+    except SafetensorError as error:
+        raise ValueError(f"The weights of {path_or_id} are damaged ({error}); save or download the head again.") from error
     return head
 
 

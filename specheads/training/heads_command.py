@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import set_seed
 
 from ..evaluation.bench import check_place
@@ -181,7 +182,7 @@ def load_target(head: HeadArguments, args: HeadTrainingArguments) -> tuple[Any, 
         target = AutoModelForCausalLM.from_pretrained(
             name, revision=revision, dtype=head.dtype, attn_implementation=head.attn_implementation
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"The target {name} cannot be loaded: {error}") from error
     return target.eval().requires_grad_(False).to(args.device), tokenizer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -156,6 +157,7 @@ def test_a_head_is_converted_and_read_again(
         (["convert", "x", "--output", f"{__file__}/below"], "cannot be written, since"),
         (["convert", "x", "--output", __file__], "is a file"),
         (["convert", "x", "--output", str(Path(__file__).parent)], "is not empty"),
+        (["generate", "x", "--seed", str(2**64)], "--seed must be a number of 64 bits"),
         (["report", "/no/such/file"], "cannot be read"),
         (["generate", "x", "--turbo"], "No such option"),
     ],
@@ -189,6 +191,25 @@ def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(
         assert main(["eval", program, "--prompts", str(prompt_file), option, str(place)]) == 2
         said = capsys.readouterr().err
         assert f"{option} {place} {fault}" in said and said.count("\n") == 1
+
+
+def test_damaged_weights_are_named(
+    head_folder: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, name in ((head_folder, "head"), (model_folder, "model")):
+        shutil.copytree(folder, tmp_path / name)
+        file = tmp_path / name / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:100])
+    for command in (["info", str(tmp_path / "head")], ["generate", "x", "--model", str(tmp_path / "model")]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert command[-1] in said and "header" in said and "Traceback" not in said
+
+
+def test_a_prompt_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\x00"), encoding="utf-8"))
+    assert main(["generate"]) == 2
+    assert "standard input is no text" in capsys.readouterr().err
 
 
 INTERRUPTION = """

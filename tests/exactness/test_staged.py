@@ -136,5 +136,7 @@ def test_what_is_wrong_is_said() -> None:
     ):
         with pytest.raises(TypeError, match=rf"must be a draft model, {said}.*from_pretrained"):
             load_drafter({"draft": name, "inner": "suffix"}, target)
+    with pytest.raises(TypeError, match="inner: a list of draft models takes `branches`"):
+        load_drafter([draft], target, inner="suffix")
     with pytest.raises(ValueError, match=r"T5.* takes chains in step"):
         load_drafter(tiny("t5"), tiny("t5"), inner="suffix")
