@@ -45,7 +45,7 @@ def _distance(
 def test_draft_model(scheme: str, setting: str, batch: int) -> None:
     # A match draws every drafted and every emitted token, and two rows double it all.
     is_short = setting in FIRST and (batch == 2 or scheme.endswith("match"))
-    first = FIRST.get(setting) if batch == 1 and not is_short else None
+    first = None if batch == 1 and is_short else FIRST.get(setting)
     assert _distance(SAMPLED[scheme], setting, batch, True, 3 if is_short else 4, first) < 1e-9
 
 
