@@ -156,6 +156,11 @@ class HeadTrainingArguments(TrainingArguments):
     )
     generate_tokens: int = field(default=64, metadata={"help": "the most tokens of those answers"})
 
+    muon_learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "train the matrices of a head's layers with Muon, at this rate at most; AdamW for all if not given"},
+    )
+
     # What is usual for heads, where that is not what `transformers` has.
     learning_rate: float = field(default=1e-4, metadata={"help": "the highest learning rate"})
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "the schedule of the learning rate"})
@@ -188,6 +193,8 @@ class HeadTrainingArguments(TrainingArguments):
             raise InputError(str(error)) from error
         self._check_numbers()
         super().__post_init__()
+        if self.muon_learning_rate is not None and not str(self.optim.value).startswith("adamw_torch"):
+            raise InputError(f"With `muon_learning_rate` all other weights are trained by adamw_torch, got {self.optim.value}.")
         if self.train_sampling_strategy not in ("group_by_length", "random", "sequential"):
             raise InputError(
                 "`train_sampling_strategy` must be group_by_length, random or sequential, got "
@@ -202,6 +209,8 @@ class HeadTrainingArguments(TrainingArguments):
         for name in ("learning_rate", "lora_learning_rate"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"`{name}` must be a finite number of at least 0, got {getattr(self, name)}.")
+        if self.muon_learning_rate is not None and not 0 <= self.muon_learning_rate < math.inf:
+            raise InputError(f"`muon_learning_rate` must be a finite number of at least 0, got {self.muon_learning_rate}.")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"`seed` must be from 0 to {2**32 - 1}, got {self.seed}.")
 

@@ -37,6 +37,7 @@ from .corpus import lengths_of
 from .evaluating import Measured, measure
 from .medusa2 import AdaptedTeacher, JointTraining
 from .metrics import TrainingSums
+from .muon import MuonWithAdamW
 from .order import LengthGrouped
 from .progress import Progress
 from .step import DraftTraining
@@ -109,6 +110,11 @@ class HeadTrainer(Trainer):
         )
         if self._is_sharded and isinstance(drafts, JointTraining):
             raise InputError("Heads with an adapter of their target are small enough for every process; train without FSDP.")
+        if args.muon_learning_rate is not None and (self._is_sharded or isinstance(drafts, JointTraining)):
+            raise InputError(
+                "Muon trains whole matrices of a head alone: leave out `muon_learning_rate`, or train without "
+                f"{'FSDP or DeepSpeed' if self._is_sharded else 'an adapter'}."
+            )
         self.measured: Measured | None = None
         self.beside: dict[str, Any] = {}
         self.run: dict[str, Any] = {}
@@ -153,12 +159,15 @@ class HeadTrainer(Trainer):
         return LengthGrouped(lengths_of(dataset), self._train_batch_size, seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
-        """The optimiser; an adapter has its own learning rate."""
-        if getattr(self, "optimizer", None) is None and isinstance(self.drafts, JointTraining):
+        """The optimiser; an adapter has its own learning rate, and so have the matrices that Muon trains."""
+        if getattr(self, "optimizer", None) is None:
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            adapter = {"params": list(self.drafts.adapter), "lr": self.args.lora_learning_rate}
-            heads = [weight for weight in self.head.parameters() if weight.requires_grad]
-            self.optimizer = kind([{"params": heads}, adapter], **settings)
+            if isinstance(self.drafts, JointTraining):
+                adapter = {"params": list(self.drafts.adapter), "lr": self.args.lora_learning_rate}
+                heads = [weight for weight in self.head.parameters() if weight.requires_grad]
+                self.optimizer = kind([{"params": heads}, adapter], **settings)
+            elif self.args.muon_learning_rate is not None:
+                self.optimizer = MuonWithAdamW(self.head, self.args.muon_learning_rate, self.args.weight_decay, settings)
         return super().create_optimizer(model)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

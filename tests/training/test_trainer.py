@@ -67,6 +67,9 @@ def test_head_is_trained_saved_and_loaded(target_folder: Path, chats: Path, tmp_
         (["--per_device_train_batch_size", "0"], "`per_device_train_batch_size` must be at least 1"),
         (["--gradient_accumulation_steps", "0"], "`gradient_accumulation_steps` must be at least 1"),
         (["--seed", "-1"], "`seed` must be from 0"),
+        (["--muon_learning_rate", "inf"], "`muon_learning_rate` must be a finite number"),
+        (["--muon_learning_rate", "0.01", "--optim", "sgd"], "all other weights are trained by adamw_torch, got sgd"),
+        (["--muon_learning_rate", "0.01", "--head", "medusa", "--lora_rank", "2"], "train without an adapter"),
         (["--config", "/no/such.yaml"], "/no/such.yaml"),
     ],
 )
@@ -83,10 +86,13 @@ def test_unknown_key_of_a_recipe_is_named(target_folder: Path, chats: Path, tmp_
     assert "'dept'" in capsys.readouterr().err
 
 
-def test_killed_run_goes_on_as_if_it_had_not_been(target_folder: Path, chats: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimiser", [[], ["muon_learning_rate", "0.01"]], ids=["adamw", "muon"])
+def test_killed_run_goes_on_as_if_it_had_not_been(
+    optimiser: list[str], target_folder: Path, chats: Path, tmp_path: Path
+) -> None:
     # 12 batches an epoch: the kill after step 18 is in the middle of the second, two steps after a checkpoint.
     more = _saving("--num_train_epochs", "2", "--feature_noise", "0.1", "--eval_strategy", "steps", "--eval_steps", "5")
-    more += ["eval_examples", "2", "generate_tokens", "4"]
+    more += ["eval_examples", "2", "generate_tokens", "4", *optimiser]
     write_chats(longer := tmp_path / "chats.jsonl", 26)
     unbroken = run(flags(target_folder, longer, tmp_path / "unbroken", *more))
     killed = flags(target_folder, longer, tmp_path / "killed", *more)
