@@ -8,7 +8,7 @@ token counts the more the further its row is behind (`shares`). A drafter that k
 is goes by the same rule node by node.
 
 Estimates can be wrong, so there is a balance besides: a draft may cost no more than earlier drafts have gained, plus a small
-allowance. Whatever the drafter does, that bounds what it can lose against plain decoding.
+allowance (`caution`). Whatever the drafter does, that bounds what it can lose against plain decoding.
 
 Only earlier rounds are looked at, which keeps every round exact. What passes cost is measured on the running machine, unless
 that would make the clock decide which random numbers are drawn: a sampled call with a seed repeats itself.
@@ -38,7 +38,7 @@ YIELD_ROUNDS = 5.0
 MARGIN = 1.15  # by how much a draft must promise more than it costs: promises are estimates
 LEAST_RATE = 1.02  # what a draft must promise of speed where the rounds are alike
 LEAST_SURVIVAL = 0.15  # what room in a pass that others have paid for is used for
-ALLOWANCE = 1.0  # plain passes that drafts may lose before any of them gained
+ALLOWANCE = 1.0  # plain passes that drafts for a single row may lose before any of them gained
 INCOME = 0.015  # plain passes that they may lose in each further round
 MOST_SAVED = 4.0  # what gains can add up to: bad drafts after good ones cost no more than that
 FIRST_HORIZON = 32
@@ -190,6 +190,11 @@ def shares(context: DraftContext) -> list[float]:
     return [weight / sum(behind) for weight in behind]
 
 
+def caution(rows: int) -> float:
+    """By how much less drafts for so many rows may lose than those for one: seldom do all of them gain from a draft."""
+    return float(rows**-0.5)
+
+
 class Pacer:
     """Chooses how much to draft in each round.
 
@@ -200,10 +205,18 @@ class Pacer:
         weighs_nodes: Whether the drafter leaves out what does not pay (`Drafter.weighs_nodes`).
         uses_clock: Whether costs are measured.
         most: The most tokens along a path that any row has room for.
+        rows: How many rows there are.
     """
 
     def __init__(
-        self, config: SpeculativeConfig, cost: PassCost, step_cost: float, weighs_nodes: bool, uses_clock: bool, most: int
+        self,
+        config: SpeculativeConfig,
+        cost: PassCost,
+        step_cost: float,
+        weighs_nodes: bool,
+        uses_clock: bool,
+        most: int,
+        rows: int,
     ):
         self.config = config
         self.cost = cost
@@ -216,7 +229,7 @@ class Pacer:
         self.generated: list[int] = []
         self.shares: list[float] = []
         self.depths: list[int] = []
-        self.balance = ALLOWANCE
+        self.balance = ALLOWANCE * caution(rows)
         self.idle = 0
         self.emitted = self.spent = YIELD_ROUNDS
         self.hoped = self.kept = 0.0
@@ -277,7 +290,7 @@ class Pacer:
         """Books what a round cost and brought, in plain passes."""
         extra = self._relative(lines, columns - 1) - 1 + steps * self.step_cost
         brought = self._advance(accepted)
-        self.balance = min(MOST_SAVED, self.balance + INCOME + brought - extra)
+        self.balance = min(MOST_SAVED, self.balance + INCOME * caution(lines) + brought - extra)
         self.emitted = YIELD_MEMORY * self.emitted + 1 + brought
         self.spent = YIELD_MEMORY * self.spent + 1 + extra
 
@@ -350,7 +363,7 @@ class Pacer:
     def _try(self, lines: int, most: int) -> int:
         """How much is drafted though it is not expected to pay: now and then a little, as often as it may be lost."""
         depth = self._affordable(lines, min(TRY_DEPTH, most), TRY_COST) or self._affordable(lines, min(1, most))
-        if not depth or self.idle < max(TRY_GAP, self._extra(lines, depth) / INCOME):
+        if not depth or self.idle < max(TRY_GAP, self._extra(lines, depth) / (INCOME * caution(lines))):
             return 0
         self.idle = 0
         return depth

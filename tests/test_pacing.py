@@ -8,7 +8,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from specheads.config import SpeculativeConfig
 from specheads.drafters.base import Budget, DraftContext
-from specheads.pacing import ALLOWANCE, INCOME, MOST_SAVED, TRY_GAP, Acceptance, Pacer, PassCost, shares
+from specheads.pacing import ALLOWANCE, INCOME, MOST_SAVED, TRY_GAP, Acceptance, Pacer, PassCost, caution, shares
 from specheads.processors import ScoreProcessors
 from specheads.sequences import Sequences
 
@@ -30,10 +30,11 @@ def pacer(
     weighs: bool = False,
     clock: bool = False,
     packed: bool = False,
+    rows: int = 1,
     **fields,
 ) -> Pacer:
     config = SpeculativeConfig(draft_tokens=6, **fields)
-    return Pacer(config, PassCost(device, packed), step_cost, weighs, clock, most=6)
+    return Pacer(config, PassCost(device, packed), step_cost, weighs, clock, 6, rows)
 
 
 def play(paced: Pacer, rounds: int, *right: int, on: DraftContext | None = None, hopes: float | None = None) -> list[Budget]:
@@ -64,9 +65,10 @@ def test_good_drafts_are_made_long_and_bad_ones_not_at_all() -> None:
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_drafter_that_is_always_wrong_loses_no_more_than_agreed(weighs: bool, rows: int, packed: bool) -> None:
-    paced = pacer(weighs=weighs, packed=packed)
+    paced = pacer(weighs=weighs, packed=packed, rows=rows)
     budgets = play(paced, 200, *[0] * rows, hopes=0.9 if weighs else None)
-    assert 0 < lost(budgets, paced.cost) <= ALLOWANCE + 200 * INCOME
+    assert 0 < lost(budgets, paced.cost) <= (ALLOWANCE + 200 * INCOME) * caution(rows)
+    assert caution(8) < caution(2) < caution(1) == 1
 
 
 def test_gains_cover_losses_up_to_a_limit() -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..pacing import INCOME, TRY_DEPTH, TRY_GAP, Acceptance, shares
+from ..pacing import INCOME, TRY_DEPTH, TRY_GAP, Acceptance, caution, shares
 from ..tree import NO_TOKEN, DraftTree, longest_path
 from .base import Accepted, Budget, DraftContext, Drafter
 from .best_first import Draft
@@ -101,15 +101,15 @@ class WithSuffix:
         level_cost = 0.0 if fixed else budget.pass_worth * self.step_cost
         both = _best(asks, chosen, weights, budget, level_cost, fixed) if any(asks) else alone
         plan = both if both.gain > alone.gain or (fixed and any(asks)) else alone
-        if any(plan.asks) or plan.width or not self._is_due(budget):
+        if any(plan.asks) or plan.width or not self._is_due(budget, len(context.rows)):
             return plan
         # Now and then the source is tried though it is not expected to pay: the text may have changed.
         tried = [min(TRY_DEPTH, depth) for depth in budget.depths]
         return Plan(tried, max(tried), 0.0, sum(sum(own[:depth]) for own, depth in zip(guessed, tried, strict=True)))
 
-    def _is_due(self, budget: Budget) -> bool:
+    def _is_due(self, budget: Budget, lines: int) -> bool:
         cost = budget.entry_cost + TRY_DEPTH * (budget.node_cost + budget.pass_worth * self.step_cost)
-        return self.idle >= max(TRY_GAP, cost / (budget.pass_worth * INCOME))
+        return self.idle >= max(TRY_GAP, cost / (budget.pass_worth * INCOME * caution(lines)))
 
     def _drafted(self, context: DraftContext, budget: Budget, plan: Plan) -> tuple[DraftTree, list[int]]:
         """The source's draft, and how many levels of it each line has been asked for: none where it has nothing."""

@@ -1,7 +1,7 @@
 """Muon for the matrices of a head's layers, AdamW for all else, as one optimiser (Jordan 2024).
 
-Muon makes the update of a matrix orthogonal, so that all its directions learn alike. It is not for embeddings and output layers,
-whose rows are tokens of very different frequency, nor for vectors.
+Muon makes the update of a matrix orthogonal, so that all its directions learn alike. It is not for embeddings and output
+layers, whose rows are tokens of very different frequency, nor for vectors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MuonWithAdamW(Optimizer):
         super().__init__([group for part in self.parts for group in part.param_groups], {})
         self._share()
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step of both.
 
         Args:
