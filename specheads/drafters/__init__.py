@@ -8,9 +8,20 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from .base import OF_TARGET, REGISTRY, Accepted, Budget, DraftContext, Drafter, drafter_by_name, drafter_of_target
+from .base import (
+    OF_TARGET,
+    REGISTRY,
+    Accepted,
+    Budget,
+    DraftContext,
+    Drafter,
+    check_settings,
+    check_target,
+    drafter_by_name,
+    drafter_of_target,
+)
 
-__all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "drafter_by_name", "load_drafter"]
+__all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "check_settings", "drafter_by_name", "load_drafter"]
 
 
 METHODS = ("begin", "propose", "commit", "keep_rows")
@@ -44,15 +55,23 @@ def load_drafter(
             measure on (see `EarlyExitDrafter`); for a draft model, the `inner` drafter, `"suffix"` (see `StagedDrafter`).
 
     Raises:
-        ValueError: if the name is unknown, or the head or draft model does not fit the target.
+        ValueError: if the name is unknown, or the head, draft model or drafter does not fit the target.
         TypeError: if `spec` is of another type.
     """
+    drafter = _loaded(spec, target, tokenizer, assistant_tokenizer, with_suffix, **options)
+    check_target(drafter, target)
+    return drafter
+
+
+def _loaded(
+    spec: Any, target: PreTrainedModel, tokenizer: Any, assistant_tokenizer: Any, with_suffix: bool, **options: Any
+) -> Drafter:
     if isinstance(spec, Mapping):
         if set(spec) != {"draft", "inner"}:
             raise ValueError(
                 f"A drafter given as a dict must have a `draft` and an `inner` one, got {', '.join(map(str, spec))}."
             )
-        return load_drafter(spec["draft"], target, tokenizer, assistant_tokenizer, inner=spec["inner"], **options)
+        return _loaded(spec["draft"], target, tokenizer, assistant_tokenizer, with_suffix, inner=spec["inner"], **options)
     if isinstance(spec, list | tuple):
         from .token_tree import TokenTreeDrafter
 
