@@ -141,7 +141,7 @@ def law_distance(draft_family: str, verification: str) -> float:
     law: dict[Any, float] = {}
     for probability, result in branches(emitted):
         law[result] = law.get(result, 0.0) + probability
-    expected = {}
+    expected: dict[Any, float] = {}
     for text in product(range(3), repeat=3):
         given = torch.tensor([[target.generation_config.decoder_start_token_id, *text]])
         with torch.no_grad():
