@@ -279,7 +279,7 @@ def test_a_head_of_the_dense_model_drafts_for_its_quantised_form(kind: str, quan
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle 3"])
 def test_what_a_head_loses_by_quantisation_is_measured(kind: str) -> None:
-    """A head that knows the dense model by heart: all is accepted there, less by a form of it that says some things otherwise."""
+    """A head that knows the dense model by heart: all is accepted there, less by a form that says some things otherwise."""
     dense = cyclic_target()
     head = perfect_medusa(dense) if kind == "medusa" else perfect_eagle(dense)
     inputs = {"input_ids": torch.tensor([CYCLE])}

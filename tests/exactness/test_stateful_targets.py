@@ -62,8 +62,8 @@ TABLE: dict[str, tuple[Callable[[PreTrainedModel, Path], dict[str, Any]], str | 
     "early exit": (named("early-exit:1"), "state that a draft would change"),
     "prediction layers": (named("mtp"), "multi-token-prediction"),
 }
-# Those that look back, or are like the target, draft what holds.
-ACCEPTED = {"auto", "suffix", "recycling", "lookup", "retrieval", "draft model"}
+# What they draft holds, for they are like the target, or know its text.
+ACCEPTED = {"retrieval", "draft model"}
 
 
 def differences(family: str, drafter: str, folder: Path) -> tuple[bool, int]:
