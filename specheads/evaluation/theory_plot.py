@@ -57,9 +57,14 @@ def draw() -> bytes:
 
 def _lines(axes: Any, curves: Mapping[float, Sequence[float]], label: str) -> None:
     for colour, (value, points) in zip(COLOURS, curves.items(), strict=False):
-        axes.plot(LENGTHS, points, color=colour, label=label.format(value))
+        axes.plot(LENGTHS, points, color=colour)
+        axes.annotate(
+            label.format(value), (LENGTHS[-1], points[-1]), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9,
+            color=colour,
+        )  # fmt: skip
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=9, loc="upper left" if label.startswith("α") else "lower right")
+    axes.set_xlim(0, LENGTHS[-1] + 3.5)
+    axes.set_xticks(LENGTHS[::4])
 
 
 def main(path: Path) -> None:
