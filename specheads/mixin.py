@@ -247,7 +247,7 @@ def enable(
         raise ValueError(f"{', '.join(download)}: only a head that is loaded from the Hub takes such arguments; name it.")
     _take_adapter_away(model)
     loaded = None if drafter is None else load_drafter(unwrapped(drafter), model, tokenizer, assistant_tokenizer, **download)
-    if isinstance(drafter, list | tuple):
+    if loaded is not None and isinstance(drafter, list | tuple):
         check_settings_of_drafter(loaded, config)  # calls may name another number, but this one has to be there
     is_adapted = isinstance(drafter, str | os.PathLike) and adapters.goes_with(loaded)
     if is_adapted:
