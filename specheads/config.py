@@ -15,9 +15,10 @@ class SpeculativeConfig:
     """How to draft and how to verify. None of these fields changes the law of the output.
 
     Args:
-        drafter: Name of a training-free drafter (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"lookahead"`, `"none"`,
-            `"retrieval:FOLDER"`; `"wrong"` to measure), used where no drafter was attached to the model or passed to the call.
-            `None` stands for `"auto"`.
+        drafter: Name of a drafter that needs no model besides: `"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"lookahead"`,
+            `"none"`, `"retrieval:FOLDER"` with the folder of a datastore, `"early-exit"`, `"early-exit:N"` with a number of
+            layers, `"mtp"`; `"wrong"` to measure; or the folder or Hub id of a head. Used where no drafter was attached to the
+            model or passed to the call, or this one is named in the call. `None` stands for `"auto"`.
         draft_tokens: The most tokens drafted along one path in a round (K in the literature).
         tree_nodes: The most nodes in a draft tree. `None` drafts a single path.
         verification: `"auto"`, `"match"`, `"token"` (Leviathan et al. 2023), `"block"` (Sun et al. 2025) or

@@ -18,6 +18,7 @@ from . import adapters, attention, compat, packing
 from .closing import lent_cache, returned_fields
 from .config import SpeculativeConfig
 from .drafters import Drafter, load_drafter
+from .drafters import check_settings as check_settings_of_drafter
 from .kinds import check_model, unwrapped
 from .loop import run
 from .preparation import Request, check_cache, check_mode, check_settings, prepare
@@ -142,6 +143,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
             drafter = attached.drafter
         else:
             drafter = load_drafter("auto" if config.drafter is None else config.drafter, self, kwargs.get("tokenizer"))
+        check_settings_of_drafter(drafter, config)
         return Plan(self, config, copy.copy(drafter))
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: Any) -> None:
@@ -207,9 +209,11 @@ def enable(
 
     Args:
         model: A model of a supported family.
-        drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"lookahead"`, `"none"`, or
-            `"retrieval:FOLDER"` with the folder of a datastore), a draft head or the folder or Hub id of one, a draft model, or
-            a drafter.
+        drafter: What drafts: a name (`"auto"`, `"suffix"`, `"recycling"`, `"lookup"`, `"lookahead"`, `"none"`, or to measure
+            `"wrong"`; `"retrieval:FOLDER"` with the folder of a datastore; `"early-exit"` or `"early-exit:N"` for the model's
+            own first layers; `"mtp"` for the multi-token-prediction layers of its checkpoint), a draft head or the folder or
+            Hub id of one, a draft model, a list of draft models, whose draws make one tree of up to `tree_nodes` nodes, a dict
+            of a `draft` model and the `inner` drafter that speeds it up (`"suffix"`), or a drafter.
         pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`).
         tokenizer: The model's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
             size.
@@ -224,7 +228,8 @@ def enable(
         UserWarning: if the head goes with an adapter of the model, which the model then has: what it generates changes.
 
     Raises:
-        ValueError: if the family is not supported, an option unknown or out of range, or `generate` is bound on the instance.
+        ValueError: if the family is not supported, the drafter does not fit it, an option is unknown or out of range or lacks,
+            or `generate` is bound on the instance.
         TypeError: if `model` or `drafter` is of a wrong type.
     """
     given, model = model, unwrapped(model)
@@ -242,6 +247,8 @@ def enable(
         raise ValueError(f"{', '.join(download)}: only a head that is loaded from the Hub takes such arguments; name it.")
     _take_adapter_away(model)
     loaded = None if drafter is None else load_drafter(unwrapped(drafter), model, tokenizer, assistant_tokenizer, **download)
+    if loaded is not None and isinstance(drafter, list | tuple):
+        check_settings_of_drafter(loaded, config)  # calls may name another number, but this one has to be there
     is_adapted = isinstance(drafter, str | os.PathLike) and adapters.goes_with(loaded)
     if is_adapted:
         adapters.load_adapter(model, drafter, **download)

@@ -5,6 +5,7 @@ Each gives what its own plain `generate` gives, or is refused in one sentence be
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,9 @@ from specheads.evaluation.runs import timed_run
 from specheads.packing import PackedLinear, unpack
 from specheads.target import SlotRunner
 
+from .exactness.head_loop import random_head
 from .exactness.test_greedy import prompt
+from .heads.perfect import CYCLE, cyclic_target, perfect_eagle, perfect_medusa
 from .pretended import FIRST, HOST, SECOND, devices
 from .test_generate import letters
 from .tiny import perturbed, tiny
@@ -229,6 +232,68 @@ def test_packing_leaves_quantised_weights_alone(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="1 of 15"):
         specheads.enable(model, pack_for_cpu=True)
     assert_same(model)
+
+
+class RoundedLinear(nn.Linear):
+    """A layer whose weights are kept as small integers, with a scale for each row."""
+
+    @classmethod
+    def of(cls, layer: nn.Linear, levels: int) -> nn.Linear:
+        rounded = copy.deepcopy(layer)
+        with torch.no_grad():
+            scale = layer.weight.abs().amax(dim=1, keepdim=True) / levels
+            rounded.weight.copy_((layer.weight / scale).round() * scale)
+        rounded.__class__ = cls
+        return rounded
+
+
+def rounded_target(dense: Any, levels: int) -> Any:
+    """The target with the weights of its layers rounded, as weight-only quantisation does."""
+    target = copy.deepcopy(dense)
+    for name, module in list(target.named_modules()):
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            target.set_submodule(name, RoundedLinear.of(module, levels))
+    return target
+
+
+def torchao_target(dense: Any, folder: Path) -> Any:
+    return loaded(folder, dense, quantization_config=torchao_config("Int8WeightOnlyConfig"))
+
+
+HEADS = ["medusa", "eagle 1", "eagle 3"]
+
+
+@pytest.mark.parametrize("quantised", ["rounded", "torchao"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_of_the_dense_model_drafts_for_its_quantised_form(kind: str, quantised: str, tmp_path: Path) -> None:
+    """The text is the quantised model's, which is not the dense one's; from a folder, as a head is loaded."""
+    dense = tiny().float()
+    random_head(dense, kind).save_pretrained(tmp_path / "head")
+    target = torchao_target(dense, tmp_path / "target") if quantised == "torchao" else rounded_target(dense, 8)
+    with pytest.warns(UserWarning, match="fewer drafts may be accepted"):
+        specheads.enable(target, drafter=str(tmp_path / "head"))
+    texts = assert_same(target, TREE)
+    if quantised == "rounded":
+        assert differ(texts, plain_texts(dense))
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle 3"])
+def test_what_a_head_loses_by_quantisation_is_measured(kind: str) -> None:
+    """A head that knows the dense model by heart: all is accepted there, less by a form that says some things otherwise."""
+    dense = cyclic_target()
+    head = perfect_medusa(dense) if kind == "medusa" else perfect_eagle(dense)
+    inputs = {"input_ids": torch.tensor([CYCLE])}
+    coarse = copy.deepcopy(dense)
+    with torch.no_grad():  # stands for a rounding after which two tokens of the seven go on otherwise
+        coarse.lm_head.weight[[CYCLE[1], CYCLE[4]]] = dense.lm_head.weight[[CYCLE[4], CYCLE[1]]]
+    lengths = []
+    for target in (dense, coarse):
+        specheads.enable(target, drafter=specheads.load_drafter(head, target, with_suffix=False))
+        plain = target.generate(**inputs, **GREEDY)
+        out = target.generate(**inputs, **GREEDY, speculative=DRAFT, return_dict_in_generate=True)
+        assert torch.equal(out.sequences, plain)
+        lengths.append(out.speculation.mean_acceptance_length)
+    assert lengths[0] > 3 > lengths[1]
 
 
 def bitsandbytes_model(folder: Path, **arguments: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from specheads.theory import best_draft_length, expected_tokens, operations_factor, speedup
@@ -60,3 +63,28 @@ def test_what_is_out_of_range_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"must be|no best length"):
             call()
+
+
+def test_the_picture_shows_the_published_values() -> None:
+    plot = pytest.importorskip("specheads.evaluation.theory_plot")
+    tokens, speed = plot.tokens_by_length(), plot.speed_by_length()
+    for alpha, by_length in TOKENS.items():
+        for k, value in by_length.items():
+            if alpha in tokens:
+                assert tokens[alpha][k] == pytest.approx(value, abs=5e-4)
+    shown = {(0.8, c): times for (alpha, c), (_, times) in BEST.items() if alpha == plot.RATE and c in speed}
+    assert len(shown) == 3
+    for (_, c), times in shown.items():
+        assert max(speed[c]) == pytest.approx(times, rel=4e-3)
+
+
+def test_the_picture_of_the_docs_is_the_one_that_is_drawn(tmp_path: Path) -> None:
+    plot = pytest.importorskip("specheads.evaluation.theory_plot")
+    plot.main(tmp_path / "theory.svg")
+    drawn = (tmp_path / "theory.svg").read_bytes()
+    assert drawn == plot.draw()
+    kept = (Path(__file__).parents[1] / "docs/images/theory.svg").read_text(encoding="utf-8")
+    # Not byte by byte: matplotlib's versions write alike, and not the same.
+    words = re.compile(r"<text[^>]*>([^<]*)</text>")
+    assert words.findall(kept) == words.findall(drawn.decode())
+    assert {"α = 0.8", "c = 0.05", "tokens per round"} <= set(words.findall(kept))

@@ -9,9 +9,20 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..kinds import unwrapped
-from .base import OF_TARGET, REGISTRY, Accepted, Budget, DraftContext, Drafter, drafter_by_name, drafter_of_target
+from .base import (
+    OF_TARGET,
+    REGISTRY,
+    Accepted,
+    Budget,
+    DraftContext,
+    Drafter,
+    check_settings,
+    check_target,
+    drafter_by_name,
+    drafter_of_target,
+)
 
-__all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "drafter_by_name", "load_drafter"]
+__all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "check_settings", "drafter_by_name", "load_drafter"]
 
 
 METHODS = ("begin", "propose", "commit", "keep_rows")
@@ -45,9 +56,17 @@ def load_drafter(
             measure on (see `EarlyExitDrafter`); for a draft model, the `inner` drafter, `"suffix"` (see `StagedDrafter`).
 
     Raises:
-        ValueError: if the name is unknown, or the head or draft model does not fit the target.
+        ValueError: if the name is unknown, or the head, draft model or drafter does not fit the target.
         TypeError: if `spec` is of another type.
     """
+    drafter = _loaded(spec, target, tokenizer, assistant_tokenizer, with_suffix, **options)
+    check_target(drafter, target)
+    return drafter
+
+
+def _loaded(
+    spec: Any, target: PreTrainedModel, tokenizer: Any, assistant_tokenizer: Any, with_suffix: bool, **options: Any
+) -> Drafter:
     if isinstance(spec, Mapping):
         if set(spec) != {"draft", "inner"}:
             raise ValueError(
@@ -60,7 +79,7 @@ def load_drafter(
                 f"The `draft` of a drafter given as a dict must be a draft model, got {given}; load it first "
                 "(`AutoModelForCausalLM.from_pretrained`), or give a head or a drafter's name as it is, without `inner`."
             )
-        return load_drafter(draft, target, tokenizer, assistant_tokenizer, inner=spec["inner"], **options)
+        return _loaded(draft, target, tokenizer, assistant_tokenizer, with_suffix, inner=spec["inner"], **options)
     if isinstance(spec, list | tuple):
         from .token_tree import TokenTreeDrafter
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..config import SpeculativeConfig
+from ..families import family_of
 from ..features import PromptFeatures
 from ..processors import ScoreProcessors
 from ..randomness import Noise
@@ -166,7 +167,9 @@ class Drafter(Protocol):
             says what it expects in `DraftTree.expected`. May depend on the call, and is settled by `begin`.
 
     A drafter that follows rows of one length only says so by an attribute `needs_step = True`; one that reads hidden states of
-    the target names their indices in `hidden_states` by an attribute `feature_layers`.
+    the target names their indices in `hidden_states` by an attribute `feature_layers`. One for targets whose passes take trees
+    says `needs_trees = True`, and one that cannot do without `tree_nodes` says `needs_tree_nodes = True`: what does not fit is
+    refused before anything is computed.
     """
 
     step_cost: float
@@ -183,6 +186,32 @@ class Drafter(Protocol):
 
     def keep_rows(self, lines: Sequence[int]) -> None:
         """Rows have finished: `lines[i]` becomes line i. `context.rows` already says so."""
+
+
+def check_target(drafter: Drafter, target: PreTrainedModel) -> None:
+    """Refuses a target that the drafter cannot draft for.
+
+    Raises:
+        ValueError: if the drafter needs a target that takes trees, and this one takes chains only.
+    """
+    if getattr(drafter, "needs_trees", False) and not family_of(target).takes_trees:
+        raise ValueError(
+            f"The drafter {type(drafter).__name__} needs a target whose passes take a tree, and {type(target).__name__} takes "
+            'chains only; use "auto" or another drafter.'
+        )
+
+
+def check_settings(drafter: Drafter, config: SpeculativeConfig) -> None:
+    """Refuses settings that the drafter cannot draft with.
+
+    Raises:
+        ValueError: if the drafter needs a number of nodes and there is none.
+    """
+    if getattr(drafter, "needs_tree_nodes", False) and config.tree_nodes is None:
+        raise ValueError(
+            "A tree of several draws needs a number of nodes that it may have, and `tree_nodes` is None; set it in "
+            "`speculative={'tree_nodes': ...}` or in `enable`."
+        )
 
 
 def is_own(drafter: Drafter) -> bool:

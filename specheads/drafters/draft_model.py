@@ -1,7 +1,8 @@
 """A smaller model with the target's tokenizer as the drafter (Leviathan et al. 2023); see `other_vocabulary` for another one.
 
 It samples with a law that is known, so ratios can be verified; or it takes the most probable tokens. Its cache follows the
-target's: what is rejected is forgotten, what the target added is fed with the next draft.
+target's: what is rejected is forgotten, what the target added is fed with the next draft. For an encoder-decoder it may be one
+too, whose encoder reads the same; or decoder-only, and then it reads the encoder's tokens before those of the decoder.
 
 Shapes: B lines, M tokens that the draft model has not seen, V the target's vocabulary, V' its own.
 """
@@ -22,6 +23,7 @@ from ..target import ModelRunner, run_prompt
 from ..tree import DraftTree
 from .base import Accepted, Budget, DraftContext
 from .growth import grow_chain, grow_tree, within_depths
+from .known_text import encoder_tokens
 
 
 class DraftModelDrafter:
@@ -35,7 +37,7 @@ class DraftModelDrafter:
 
     Raises:
         TypeError: if the model does not generate.
-        ValueError: if the family is not supported, the two are not of one kind, or their tokenizers differ.
+        ValueError: if the family is not supported, it is an encoder-decoder and the target is not, or their tokenizers differ.
     """
 
     weighs_nodes = False
@@ -45,9 +47,11 @@ class DraftModelDrafter:
         if not model.can_generate():
             raise TypeError(f"A draft model must be one that generates, got {type(model).__name__}.")
         self._check_tokenizers(target, model, tokenizer, assistant_tokenizer)
-        if model.config.is_encoder_decoder != target.config.is_encoder_decoder:
-            kinds = ["an encoder-decoder" if m.config.is_encoder_decoder else "decoder-only" for m in (model, target)]
-            raise ValueError(f"The draft model is {kinds[0]} and the target {kinds[1]}; both must be of one kind.")
+        if model.config.is_encoder_decoder and not target.config.is_encoder_decoder:
+            raise ValueError(
+                "The draft model is an encoder-decoder and the target decoder-only, so there is nothing that its encoder could "
+                "read; use a decoder-only draft model."
+            )
         self.model = model
         self.family = family_of(model)
         self.needs_step = not self.family.takes_trees
@@ -69,6 +73,7 @@ class DraftModelDrafter:
             text = self.model.config.get_text_config(decoder=True)
             self.position_limit = getattr(text, "max_position_embeddings", None)
         self.runner = None
+        self.sources = self._sources(context)
         prompts = [self._text(context, line) for line in range(len(context.rows))]
         if self.position_limit is not None and max(map(len, prompts)) >= self.position_limit:
             return
@@ -105,7 +110,7 @@ class DraftModelDrafter:
         for line, path in enumerate(accepted.paths):
             fed = [slots[line][node - 1] for node in path if slots[line][node - 1] >= 0]
             # The row's last token is fed again with the next draft, whose law it must give.
-            room = context.length(line) - 1 - self._own_length(line)
+            room = self._length(context, line) - 1 - self._own_length(line)
             kept.append([*range(self.pending), *fed][:room])
         self.runner.commit(kept)
 
@@ -148,12 +153,20 @@ class DraftModelDrafter:
 
     def _text(self, context: DraftContext, line: int, start: int = 0) -> list[int]:
         """A line's tokens from `start` on, as the draft model reads them."""
-        last = self._last_token()
-        return [min(token, last) for token in context.tokens(line, start)]
+        last, source = self._last_token(), self.sources[context.rows[line]]
+        tokens = source[start:] + context.tokens(line, max(0, start - len(source)))
+        return [min(token, last) for token in tokens]
 
     def _length(self, context: DraftContext, line: int) -> int:
         """How many tokens the line has, as the draft model reads them."""
-        return context.length(line)
+        return len(self.sources[context.rows[line]]) + context.length(line)
+
+    def _sources(self, context: DraftContext) -> list[list[int]]:
+        """Per batch row, what a draft model without an encoder reads before the text: what the target's encoder reads."""
+        lines = range(len(context.rows))
+        if self.model.config.is_encoder_decoder:
+            return [[] for _ in lines]
+        return [encoder_tokens(context, line) for line in lines]
 
     def _in_own_ids(self, tokens: Tensor) -> Tensor:
         """Drafted tokens, given by the target's ids, by the draft model's."""

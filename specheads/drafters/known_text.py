@@ -16,12 +16,13 @@ def known_segments(context: DraftContext, line: int) -> list[list[int]]:
     Returns:
         At least one segment; the last one is the one that goes on.
     """
-    segments = list(_split(_encoder_tokens(context, line), context.vocab_size))
+    segments = list(_split(encoder_tokens(context, line), context.vocab_size))
     own = list(_split(context.tokens(line), context.vocab_size))
     return [segment for segment in segments + own[:-1] if segment] + own[-1:]
 
 
-def _encoder_tokens(context: DraftContext, line: int) -> list[int]:
+def encoder_tokens(context: DraftContext, line: int) -> list[int]:
+    """A line's tokens that the encoder reads, without padding; none where there is no encoder, or it reads no ids."""
     if context.encoder_ids is None:
         return []
     row = context.rows[line]

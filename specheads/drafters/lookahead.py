@@ -45,6 +45,7 @@ class LookaheadDrafter:
 
     step_cost = 0.0
     weighs_nodes = True
+    needs_trees = True
 
     def __init__(self, window: int = 15, ngram: int = 5):
         if window < LEAST_WINDOW or ngram < 2:
@@ -52,16 +53,7 @@ class LookaheadDrafter:
         self.window, self.levels = window, ngram - 1
 
     def begin(self, context: DraftContext) -> None:
-        """Fills the window with tokens of the prompt, as good as any.
-
-        Raises:
-            ValueError: if the target takes chains only.
-        """
-        if not context.takes_trees:
-            raise ValueError(
-                'The drafter "lookahead" needs a target whose passes take a tree, and this model type takes chains only; '
-                'use "auto" or another drafter.'
-            )
+        """Fills the window with tokens of the prompt, as good as any."""
         self.pool = NgramPool()
         self.reliances = [Reliance(SOURCES) for _ in context.rows]
         self.guesses = torch.stack([self._filling(context, line) for line in range(len(context.rows))])  # [B, L, W]

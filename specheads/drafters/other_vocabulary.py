@@ -40,7 +40,7 @@ class OtherVocabularyDrafter(DraftModelDrafter):
 
     Raises:
         TypeError: if the model does not generate.
-        ValueError: if one of the two is not decoder-only, or the draft model's family takes chains only.
+        ValueError: if the draft model is not decoder-only, or its family takes chains only.
     """
 
     def __init__(self, model: PreTrainedModel, target: PreTrainedModel, tokenizer: Any, assistant_tokenizer: Any):
@@ -60,7 +60,8 @@ class OtherVocabularyDrafter(DraftModelDrafter):
         self.own_id_of = pairs
         self.own_id = torch.full((context.vocab_size,), NOT_SHARED, device=context.device)  # [V]
         self.own_id[self.shared[0]] = self.shared[1]
-        self.readings = [Reading(self.translation, context.tokens(line)) for line in range(len(context.rows))]
+        sources = self._sources(context)
+        self.readings = [Reading(self.translation, source + context.tokens(line)) for line, source in enumerate(sources)]
         self.cached = [list(reading.ids) for reading in self.readings]  # per line, what the draft model's cache holds
         super().begin(context)
         # As long as no processor looks at ids, laws stay small; keyed noise goes by the target's ids.

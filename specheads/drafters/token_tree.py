@@ -46,6 +46,7 @@ class TokenTreeDrafter:
     """
 
     weighs_nodes = False
+    needs_tree_nodes = True
 
     def __init__(
         self,
@@ -64,16 +65,7 @@ class TokenTreeDrafter:
         self.replacement = replacement
 
     def begin(self, context: DraftContext) -> None:
-        """Runs the draft models over the prompts.
-
-        Raises:
-            ValueError: if the call has no budget for a tree.
-        """
-        if context.config.tree_nodes is None:
-            raise ValueError(
-                "A tree of several draws needs a number of nodes that it may have, and `tree_nodes` is None; set it in "
-                "`speculative={'tree_nodes': ...}` or in `enable`."
-            )
+        """Runs the draft models over the prompts."""
         self.models = [copy.copy(model) for model in self.models]
         for model in self.models:
             model.begin(context)

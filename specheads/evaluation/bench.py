@@ -35,7 +35,7 @@ class Bench:
         seed: Of sampling.
         packed: The target with prepacked weights.
         on_packed: The names of the variants that run on it.
-        heads: Per name, the drafter that is attached to the target for the variant.
+        drafters: Per name, the drafter that is attached to the target for the variant, where its arguments do not name it.
     """
 
     model: Any
@@ -45,7 +45,7 @@ class Bench:
     seed: int
     packed: Any = None
     on_packed: frozenset[str] = frozenset()
-    heads: dict[str, Any] = field(default_factory=dict)
+    drafters: dict[str, Any] = field(default_factory=dict)
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Runs every variant for a few tokens, so that none is the first to touch the model.
@@ -85,8 +85,8 @@ class Bench:
             **changed: Arguments of `generate` that are other than usual.
         """
         model = self.packed if name in self.on_packed else self.model
-        if name in self.heads:
-            enable(model, drafter=self.heads[name])
+        if name in self.drafters:
+            enable(model, drafter=self.drafters[name])
         # A variant is what it says, whatever the model's generation config says.
         unless_ours = {"speculative": False} if isinstance(model, SpeculativeGenerationMixin) else {}
         return timed_run(
@@ -132,6 +132,19 @@ def load_model(name: str) -> Any:
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"The model {name} cannot be loaded: {error}") from error
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_draft(name: str) -> tuple[Any, Any]:
+    """A draft model, and its tokenizer if there is one beside it; without, vocabularies are compared by their sizes.
+
+    Raises:
+        InputError: if the model cannot be loaded.
+    """
+    model = load_model(name)
+    try:
+        return model, AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError):
+        return model, None
 
 
 def check_place(name: str | None) -> None:

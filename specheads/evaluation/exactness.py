@@ -33,6 +33,7 @@ The exit status is 0 if all variants are exact, 1 if one is not or the test was 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,15 +41,16 @@ import torch
 
 from ..drafters import Drafter, load_drafter
 from ..mixin import enable
-from .bench import load_model, load_target
+from .bench import load_draft, load_target
 from .exactness_arguments import ExactnessArguments
 from .exactness_words import in_words, show_exactness
 from .exam import Exam
 from .journal import Journal, write_json
+from .loading import load_drafters
 from .program import run_program
 from .prompts import InputError, Prompt, settings_of
 from .provenance import provenance
-from .variants import Variant, load_heads, parse_speculative
+from .variants import BY_NAME, Variant, parse_speculative
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +93,8 @@ def measure_exactness(options: ExactnessArguments) -> dict[str, Any]:
     journal = Journal(options.output, settings, options.resume)
     exam = Exam.prepare(model, tokenizer, prompts, options, len(drafters))
     for number in journal.left(len(drafters)):
-        journal.append(exam.examine(variants[number].name, drafters[variants[number].name]))
+        variant = variants[number]
+        journal.append(exam.with_trees(variant.tree_nodes).examine(variant.name, drafters[variant.name]))
     words = in_words({**exam.record, "results": journal.trials})
     result = {"kind": "exactness", "settings": settings, "provenance": provenance(model), **words}
     write_json(options.output, result)
@@ -122,14 +125,5 @@ def check_exactness(
 
 
 def _load(variants: Sequence[Variant], model: Any, tokenizer: Any) -> dict[str, Drafter]:
-    heads = load_heads(variants, model, tokenizer)
-
-    def load(variant: Variant) -> Drafter:
-        if variant.draft_model is None:
-            return load_drafter(variant.kind, model)
-        try:
-            return load_drafter(load_model(variant.draft_model), model)
-        except ValueError as error:
-            raise InputError(f"The draft model {variant.draft_model} does not fit: {error}") from error
-
-    return {variant.name: heads[variant.name] if variant.name in heads else load(variant) for variant in variants}
+    by_name = {variant.name: load_drafter(variant.kind, model) for variant in variants if variant.kind in BY_NAME}
+    return {**by_name, **load_drafters(variants, model, tokenizer, cache(load_draft))}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .prompts import InputError, Prompt, PromptOptions, check_counts, spread
+from .variants import OURS_HELP
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # Short, and such that the first tokens of an answer may repeat what was said.
@@ -31,10 +32,7 @@ class ExactnessArguments(PromptOptions):
     )
     variant: str = field(
         default="auto,suffix,recycling,lookup,none",
-        metadata={
-            "help": "names separated by commas: auto, suffix, recycling, lookup, wrong, none, assisted:<draft model>, "
-            "head:<folder or id> (with copies of earlier text, as it is attached), head-alone:<folder or id>"
-        },
+        metadata={"help": OURS_HELP},
     )
     dtype: str | None = field(default=None, metadata={"help": f"one of {', '.join(DTYPES)}; that of the weights if left out"})
     draft_tokens: int = field(default=2, metadata={"help": "the most tokens drafted along a path"})

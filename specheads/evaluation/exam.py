@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -123,6 +123,10 @@ class Exam:
     def allowed(self) -> float:
         """The noncentrality that rounding may give a test's statistic, for each sample."""
         return self.options.tokens * self.rounding.law_divergence
+
+    def with_trees(self, tree_nodes: int | None) -> Exam:
+        """The same with draft trees of up to so many nodes; as it is for `None`."""
+        return self if tree_nodes is None else replace(self, options=replace(self.options, tree_nodes=tree_nodes))
 
     def examine(self, name: str, drafter: Drafter) -> dict[str, Any]:
         """Tests a drafter.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import torch
 
 from ..mixin import enable
 from ..packing import pack_for_cpu
-from .bench import Bench, load_model, load_target
+from .bench import Bench, load_draft, load_target
 from .journal import Journal, write_json
+from .loading import generate_arguments, load_drafters, options_of
 from .program import run_program
 from .prompts import InputError, Prompt, PromptOptions, check_counts, in_batches, settings_of, spread
 from .provenance import provenance
@@ -25,7 +27,7 @@ from .runs import sampling_arguments
 from .speed_tables import show_summary
 from .summary import summarise
 from .texts import kept_texts
-from .variants import Variant, check_batch_size, generate_arguments, load_heads, options_of, parse_variants
+from .variants import OURS_HELP, Variant, check_batch_size, parse_variants
 
 
 @dataclass
@@ -38,10 +40,8 @@ class SpeedArguments(PromptOptions):
     variant: str = field(
         default="plain,auto",
         metadata={
-            "help": "names separated by commas: plain, auto, suffix, recycling, lookup, wrong, none, assisted:<draft model>, "
-            "head:<folder or id>, head-alone:<folder or id>; "
-            "of transformers: hf-lookup, hf-lookup:<tokens>, hf-assisted:<draft model>; with +packed at its end, on a copy of "
-            "the target with prepacked weights"
+            "help": f"{OURS_HELP}; plain; of transformers: hf-lookup, hf-lookup:<tokens>, hf-assisted:<folder or id>; with "
+            "+packed at its end, on a copy of the target with prepacked weights"
         },
     )
     max_new_tokens: int = field(default=128, metadata={"help": "the most tokens per prompt"})
@@ -131,10 +131,15 @@ def _prepare(options: SpeedArguments, variants: Sequence[Variant]) -> Bench:
     on_packed = frozenset(variant.name for variant in variants if variant.is_packed)
     packed = _pack(copy.deepcopy(model)) if on_packed else None
     fields = options_of(options.draft_tokens, options.tree_nodes)
-    ways = {v.name: generate_arguments(v, fields, options.draft_tokens, load_model) for v in variants}
+    # The modes of transformers get draft models of their own: with another tokenizer, they change what they are given.
+    ways = {v.name: generate_arguments(v, fields, options.draft_tokens, tokenizer, load_draft) for v in variants}
+    load = cache(load_draft)
     shared = {"max_new_tokens": options.max_new_tokens, **sampling_arguments(options.temperature)}
-    heads = load_heads(variants, model, tokenizer)
-    return Bench(model, tokenizer, ways, shared, options.seed, packed, on_packed, heads)
+    drafters = {
+        **load_drafters([variant for variant in variants if not variant.is_packed], model, tokenizer, load),
+        **load_drafters([variant for variant in variants if variant.is_packed], packed, tokenizer, load),
+    }
+    return Bench(model, tokenizer, ways, shared, options.seed, packed, on_packed, drafters)
 
 
 def _pack(model: Any) -> Any:

@@ -1,20 +1,53 @@
-"""The ways of generating that are compared, by name."""
+"""The ways of generating that are compared, by name. `loading` makes the drafters that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ..drafters import Drafter, load_drafter
 from .prompts import InputError
 
 PLAIN = "plain"
-DRAFTERS = ("auto", "suffix", "recycling", "lookup", "lookahead", "wrong", "none")
-STOCK_LOOKUP = "hf-lookup"
-PACKED = "+packed"
+BY_NAME = ("auto", "suffix", "recycling", "lookup", "lookahead", "wrong", "none")
+OF_TARGET = ("early-exit", "mtp")
 HEADS = ("head", "head-alone")
-WITH_MODEL = ("assisted", "hf-assisted", *HEADS)
+STOCK_LOOKUP = "hf-lookup"
+STOCK_ASSISTED = "hf-assisted"
+PACKED = "+packed"
+NODES = "@"
+BETWEEN_MODELS = "+"
+
+# What stands after the colon: what is needed, and how it is written.
+NEEDED = {
+    "retrieval": ("datastore", "<folder>"),
+    "assisted": ("draft model", "<folder or id>"),
+    "staged": ("draft model", "<folder or id>"),
+    "tree": ("draft model, or several", f"<folder or id>{BETWEEN_MODELS}<folder or id>"),
+    "head": ("head", "<folder or id>"),
+    "head-alone": ("head", "<folder or id>"),
+    STOCK_ASSISTED: ("draft model", "<folder or id>"),
+}
+COUNTED = {"early-exit": "<layers>", STOCK_LOOKUP: "<tokens>"}  # what may stand there, a number
+STOCK = (STOCK_LOOKUP, STOCK_ASSISTED)
+OURS = (*BY_NAME, *OF_TARGET, *(kind for kind in NEEDED if kind != STOCK_ASSISTED))
+
+
+def _spellings(kinds: Sequence[str]) -> str:
+    found = []
+    for kind in kinds:
+        if kind not in NEEDED:
+            found.append(kind)
+        if kind in NEEDED or kind in COUNTED:
+            found.append(f"{kind}:{NEEDED[kind][1] if kind in NEEDED else COUNTED[kind]}")
+    return ", ".join(found)
+
+
+OURS_LISTED = _spellings(OURS)
+ALL_LISTED = _spellings((PLAIN, *OURS, *STOCK))
+OURS_HELP = (
+    f"names separated by commas: {OURS_LISTED}; head:... is a head as it is attached, with copies of earlier text, and "
+    f"head-alone:... without; with {NODES}<nodes> at its end, in trees of up to so many nodes"
+)
 
 
 @dataclass(frozen=True)
@@ -23,28 +56,27 @@ class Variant:
 
     Args:
         name: As the user wrote it.
-        kind: `"plain"`, a drafter's name, `"hf-lookup"`, `"assisted"`, `"hf-assisted"`, `"head"` (as `enable` takes it, with
-            copies of earlier text) or `"head-alone"`.
-        draft_model: For the last four, the folder or id of the draft model or head.
-        draft_tokens: For `"hf-lookup"`, how many tokens it drafts.
+        kind: What stands before the colon; the whole name where there is none.
+        argument: What stands after it.
+        tree_nodes: The most nodes of its draft trees, where the name says so.
         is_packed: Whether it runs on a copy of the target with prepacked weights.
     """
 
     name: str
     kind: str
-    draft_model: str | None = None
-    draft_tokens: int | None = None
+    argument: str | None = None
+    tree_nodes: int | None = None
     is_packed: bool = False
 
     @property
     def is_ours(self) -> bool:
         """Whether it runs through `speculative=`."""
-        return self.kind in (*DRAFTERS, "assisted", *HEADS)
+        return self.kind in OURS
 
     @property
     def is_stock_assisted(self) -> bool:
         """Whether it is an assisted mode of transformers, which takes one prompt at a time."""
-        return self.kind in (STOCK_LOOKUP, "hf-assisted")
+        return self.kind in STOCK
 
 
 def parse_variants(text: str) -> list[Variant]:
@@ -72,84 +104,35 @@ def parse_speculative(text: str) -> list[Variant]:
     variants = [variant for variant in parse_variants(text) if variant.kind != PLAIN]
     foreign = next((variant.name for variant in variants if not variant.is_ours or variant.is_packed), None)
     if foreign is not None or not variants:
-        known = ", ".join((*DRAFTERS, *(f"{kind}:<model>" for kind in WITH_MODEL if kind != "hf-assisted")))
-        raise InputError(f"--variant {text}: only drafters of this library can be measured here: {known}.")
+        raise InputError(f"--variant {text}: only drafters of this library can be measured here: {OURS_LISTED}.")
     return variants
 
 
 def _parse_variant(name: str) -> Variant:
     is_packed = name.endswith(PACKED)
-    kind, _, more = name.removesuffix(PACKED).partition(":")
-    if kind in WITH_MODEL:
-        if not more:
-            what = "head" if kind in HEADS else "draft model"
-            raise InputError(f"The variant {name} needs a {what}: write {kind}:<folder or id>.")
-        return Variant(name, kind, more, is_packed=is_packed)
-    if kind == STOCK_LOOKUP and (not more or more.isdecimal()):
-        return Variant(name, kind, draft_tokens=int(more) if more else None, is_packed=is_packed)
-    if kind in (PLAIN, *DRAFTERS) and not more:
-        return Variant(name, kind, is_packed=is_packed)
-    stock = (STOCK_LOOKUP, f"{STOCK_LOOKUP}:<tokens>")
-    known = ", ".join((PLAIN, *DRAFTERS, *stock, *(f"{kind}:<model>" for kind in WITH_MODEL)))
-    raise InputError(f"There is no variant {name}; there are {known}, each of them also with {PACKED} at its end.")
+    whole, tree_nodes = _without_nodes(name.removesuffix(PACKED))
+    kind, _, argument = whole.partition(":")
+    if kind in NEEDED:
+        what, written = NEEDED[kind]
+        if not all(argument.split(BETWEEN_MODELS) if kind == "tree" else [argument]):
+            raise InputError(f"The variant {name} needs a {what}: write {kind}:{written}.")
+    is_known = kind in NEEDED or (kind in (PLAIN, *OURS, *STOCK) and not argument)
+    if not is_known and not (kind in COUNTED and argument.isdecimal()):
+        raise InputError(f"There is no variant {name}; there are {ALL_LISTED}, each of them also with {PACKED} at its end.")
+    variant = Variant(name, kind, argument or None, tree_nodes, is_packed)
+    if tree_nodes is not None and not variant.is_ours:
+        raise InputError(f"The variant {name} drafts no trees of a chosen size; drop {NODES}{tree_nodes}.")
+    return variant
 
 
-def generate_arguments(
-    variant: Variant,
-    options: Mapping[str, Any],
-    draft_tokens: int | None,
-    load_draft: Callable[[str], Any],
-) -> dict[str, Any]:
-    """The arguments of `generate` that make a variant.
-
-    Args:
-        variant: The variant.
-        options: Fields of `SpeculativeConfig` for those that are ours.
-        draft_tokens: How many tokens transformers' own modes draft; `None` leaves it to them.
-        load_draft: Loads a draft model by folder or id.
-    """
-    if variant.kind == PLAIN:
-        return {}
-    if variant.kind == STOCK_LOOKUP:
-        return {"prompt_lookup_num_tokens": variant.draft_tokens or draft_tokens or STOCK_LOOKUP_TOKENS}
-    if variant.kind in HEADS:
-        return {"speculative": dict(options)}  # it is attached to the target
-    if variant.draft_model is None:
-        return {"speculative": {"drafter": variant.kind, **options}}
-    draft = load_draft(variant.draft_model)
-    if variant.kind == "assisted":
-        return {"speculative": dict(options), "assistant_model": draft}
-    if draft_tokens is not None:
-        draft.generation_config.num_assistant_tokens = draft_tokens
-    return {"assistant_model": draft}
-
-
-def load_heads(variants: Sequence[Variant], target: Any, tokenizer: Any) -> dict[str, Drafter]:
-    """For the variants that are heads, what is to be attached to the target. Adapters that go with a head are left out.
-
-    Raises:
-        InputError: if one cannot be loaded or does not fit.
-    """
-    heads = {}
-    for variant in variants:
-        if variant.kind in HEADS:
-            try:
-                heads[variant.name] = load_drafter(
-                    variant.draft_model, target, tokenizer, with_suffix=variant.kind != "head-alone"
-                )
-            except (OSError, ValueError, TypeError) as error:
-                raise InputError(f"The head {variant.draft_model} cannot be used: {error}") from error
-    return heads
-
-
-# What the documentation of transformers uses in its examples.
-STOCK_LOOKUP_TOKENS = 10
-
-
-def options_of(draft_tokens: int | None, tree_nodes: int | None) -> dict[str, Any]:
-    """The fields of `SpeculativeConfig` that were chosen; the others keep their defaults."""
-    chosen = {"draft_tokens": draft_tokens, "tree_nodes": tree_nodes}
-    return {name: value for name, value in chosen.items() if value is not None}
+def _without_nodes(name: str) -> tuple[str, int | None]:
+    """A name without the number of nodes at its end, and that number."""
+    whole, mark, nodes = name.rpartition(NODES)
+    if not mark or not nodes.isdecimal():
+        return name, None
+    if int(nodes) < 1:
+        raise InputError(f"The variant {name} needs at least 1 node for its trees, got {nodes}.")
+    return whole, int(nodes)
 
 
 def check_batch_size(variants: Sequence[Variant], batch_size: int) -> None:

@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from .revision import cached_revision
@@ -26,11 +27,16 @@ def weights_fingerprint(model: PreTrainedModel) -> str | None:
     for _, weight in sorted(model.named_parameters(), key=lambda item: item[0]):
         if weight.device.type == "meta":
             return None
-        flat = weight.detach().flatten()
+        flat = _readable(weight.detach()).flatten()
         places = torch.linspace(0, flat.numel() - 1, min(SAMPLES, flat.numel()), dtype=torch.float64).long()
         values = flat[places.to(flat.device)].to(torch.bfloat16).float().cpu()
         digest.update(repr((tuple(weight.shape), values.tolist())).encode())
     return digest.hexdigest()[:32]
+
+
+def _readable(weight: Tensor) -> Tensor:
+    """A weight whose values can be picked: a quantised one of a class of its own is brought back to numbers as a whole."""
+    return weight if type(weight).dequantize is Tensor.dequantize else weight.dequantize()
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

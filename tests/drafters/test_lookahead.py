@@ -114,9 +114,13 @@ def test_where_columns_are_dear_the_window_rests(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("family", ["t5", "bloom", "mamba2"])
 def test_targets_that_take_chains_are_refused(family: str) -> None:
-    target = specheads.enable(tiny(family), drafter="lookahead")
+    for drafter in ("lookahead", LookaheadDrafter(window=3)):
+        with pytest.raises(ValueError, match="takes chains only"):
+            specheads.enable(tiny(family), drafter=drafter)
+    target = specheads.enable(tiny(family))
+    target.register_forward_pre_hook(lambda *_: pytest.fail("It should be refused before anything is computed."))
     with pytest.raises(ValueError, match="takes chains only"):
-        target.generate(**prompt(family, 1), **GREEDY, speculative=True)
+        target.generate(**prompt(family, 1), **GREEDY, speculative={"drafter": "lookahead"})
 
 
 def test_a_window_of_nothing_is_refused() -> None:

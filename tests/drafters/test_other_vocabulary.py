@@ -120,6 +120,37 @@ def test_a_draft_with_the_targets_own_weights_is_accepted(sampled: dict[str, Any
     assert draft.generation_config.to_dict() == config
 
 
+def two_models() -> list[tuple[Any, Any]]:
+    """Two models that have nothing in common, with tokenizers of their own for the same bytes."""
+    return [
+        (tiny("llama", vocab_size=len(OURS), eos_token_id=OURS.eos_token_id), OURS),
+        (tiny("gpt2", vocab_size=len(THEIRS), eos_token_id=THEIRS.eos_token_id), THEIRS),
+    ]
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_either_of_two_models_drafts_for_the_other(is_swapped: bool) -> None:
+    """Greedy text is plain's, and keyed sampling what it is without a drafter, whichever of the two is the target."""
+    (target, tokenizer), (draft, other) = two_models()[:: -1 if is_swapped else 1]
+    specheads.enable(target, drafter=draft, tokenizer=tokenizer, assistant_tokenizer=other)
+    tokenizer.pad_token = tokenizer.eos_token
+    inputs = tokenizer(
+        ["The quick brown fox", "the lazy dog and the lazy"], return_tensors="pt", padding=True, padding_side="left"
+    )
+    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    length = {"max_new_tokens": 24, "pad_token_id": tokenizer.eos_token_id}
+    plain = target.generate(**inputs, **length, do_sample=False)
+    drafted = 0
+    for speculation in ({"draft_tokens": 3, "adaptive": False}, {"draft_tokens": 4, "tree_nodes": 9, "adaptive": False}):
+        out = target.generate(**inputs, **length, do_sample=False, speculative=speculation, return_dict_in_generate=True)
+        assert torch.equal(out.sequences, plain)
+        drafted += out.speculation.num_draft_tokens
+    assert drafted > 0
+    keyed = {"sampling_noise": "keyed", "seed": 5, "adaptive": False}
+    ours = target.generate(**inputs, **length, do_sample=True, speculative=keyed)
+    assert torch.equal(ours, target.generate(**inputs, **length, do_sample=True, speculative={**keyed, "drafter": "none"}))
+
+
 def test_tokens_that_are_all_forbidden_do_no_harm() -> None:
     target, more = letters_and_draft(lacking=1)
     forbidden = list(range(31))  # all that the two share

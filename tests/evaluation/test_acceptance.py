@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from specheads.drafters.with_suffix import WithSuffix
 from specheads.evaluation.acceptance import main
 from specheads.evaluation.acceptance_figures import counts_of, figures_of, pooled
 from specheads.evaluation.bench import Bench
-from specheads.evaluation.prompts import InputError, Prompt
+from specheads.evaluation.prompts import Prompt
 from specheads.evaluation.runs import Run
-from specheads.evaluation.variants import load_heads, parse_speculative
 from specheads.stats import RowStats
 
 from ..exactness.head_loop import random_head
@@ -129,13 +127,6 @@ def test_figures_are_pooled_over_rounds_not_averaged_over_prompts() -> None:
     assert figures["conditional_acceptance_at_position"] == pytest.approx([2 / 4, 1 / 2])
     assert figures["acceptance_histogram"] == [3, 1, 1]
     assert pooled([short, long]).num_spec_steps == 5
-
-
-def test_a_head_comes_with_copies_or_alone(model: Any, tokenizer: Any, head_folder: Path) -> None:
-    both = load_heads(parse_speculative(f"suffix,head:{head_folder},head-alone:{head_folder}"), model, tokenizer)
-    assert [isinstance(drafter, WithSuffix) for drafter in both.values()] == [True, False]
-    with pytest.raises(InputError, match="The head /no/such/folder cannot be used"):
-        load_heads(parse_speculative("head:/no/such/folder"), model, tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -21,54 +21,11 @@ from specheads.evaluation.speed import main
 from specheads.evaluation.speed_tables import greedy_cell
 from specheads.evaluation.summary import summarise
 from specheads.evaluation.table import plain_table
-from specheads.evaluation.variants import check_batch_size, generate_arguments, parse_variants
 
 
 def command(model: Path, prompts: Path, output: Path, *more: str) -> list[str]:
     fixed = ["--model", str(model), "--prompts", str(prompts), "--output", str(output)]
     return [*fixed, "--variant", "hf-lookup", "--max-new-tokens", "12", *more]
-
-
-# Variants
-
-
-def test_plain_comes_first_named_or_not() -> None:
-    assert [variant.name for variant in parse_variants("auto, plain,hf-lookup")] == ["plain", "auto", "hf-lookup"]
-    assert [variant.name for variant in parse_variants("none")] == ["plain", "none"]
-    stock = parse_variants("hf-lookup:7+packed")[1]
-    assert (stock.kind, stock.draft_tokens, stock.is_packed) == ("hf-lookup", 7, True)
-
-
-def test_a_draft_model_may_have_colons_in_its_name() -> None:
-    variant = parse_variants("assisted:some/where:else")[1]
-    assert (variant.kind, variant.draft_model) == ("assisted", "some/where:else")
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [("plain,turbo", "no variant turbo; there are plain"), ("auto,auto", "named twice"), ("assisted", "needs a draft model")],
-)
-def test_bad_variants_are_refused(text: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        parse_variants(text)
-
-
-def test_each_variant_has_its_arguments_of_generate() -> None:
-    _, suffix, lookup, assisted = parse_variants("suffix,hf-lookup,assisted:draft")
-    options = {"draft_tokens": 3}
-    assert generate_arguments(suffix, options, 3, str.upper) == {"speculative": {"drafter": "suffix", "draft_tokens": 3}}
-    assert generate_arguments(lookup, options, 3, str.upper) == {"prompt_lookup_num_tokens": 3}
-    assert generate_arguments(assisted, options, 3, str.upper) == {
-        "speculative": {"draft_tokens": 3},
-        "assistant_model": "DRAFT",
-    }
-
-
-def test_the_assisted_modes_of_transformers_take_no_batches() -> None:
-    variants = parse_variants("auto,hf-lookup")
-    check_batch_size(variants, 1)
-    with pytest.raises(InputError, match="hf-lookup: transformers drafts for one prompt at a time"):
-        check_batch_size(variants, 2)
 
 
 # Pairing and order

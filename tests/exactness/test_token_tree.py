@@ -242,6 +242,9 @@ def test_what_is_wrong_is_said() -> None:
         load_drafter([draft], target, branches=(2, 0))
     with pytest.raises(ValueError, match=r"T5.* takes chains and no trees"):
         load_drafter([tiny("t5")], tiny("t5"))
-    specheads.enable(target, drafter=[draft])
+    with pytest.raises(ValueError, match="`tree_nodes` is None"):
+        specheads.enable(target, drafter=[draft])
+    specheads.enable(target, drafter=load_drafter([draft], target))
+    target.register_forward_pre_hook(lambda *_: pytest.fail("It should be refused before anything is computed."))
     with pytest.raises(ValueError, match="`tree_nodes` is None"):
         target.generate(torch.tensor([[1, 0]]), max_new_tokens=4, speculative=True)

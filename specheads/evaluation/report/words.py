@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..variants import BETWEEN_MODELS
+
 Interval = Mapping[str, Any]
 NOTHING = "\u2013"  # in a cell
 TIMES = "\u00d7"
@@ -25,9 +27,10 @@ def share(value: float | None) -> str:
 
 
 def short_name(name: str) -> str:
-    """A variant's name, without the folders before that of its model."""
+    """A variant's name, without the folders before those of its models."""
     kind, colon, place = name.partition(":")
-    return f"{kind}:{last_of(place)}" if colon else name
+    places = place.split(BETWEEN_MODELS) if kind == "tree" else [place]
+    return f"{kind}:{BETWEEN_MODELS.join(map(last_of, places))}" if colon else name
 
 
 def last_of(place: str) -> str:
