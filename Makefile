@@ -46,9 +46,12 @@ lint: $(VENV)/ready
 docs: $(VENV_DOCS)/ready
 	$(VENV_DOCS)/bin/mkdocs build --strict
 
+# The table of README.md, in about a quarter of an hour.
 bench: $(VENV)/ready
-	$(VENV)/bin/python eval/speed.py --prompts eval/prompts.jsonl --variant plain,auto,suffix,recycling,lookup,none,hf-lookup \
-		--max-new-tokens 96 --pack-for-cpu --output speed.json
+	$(VENV)/bin/python eval/speed.py --prompts eval/prompts.jsonl --max-new-tokens 96 --repeats 3 \
+		--variant plain,plain+packed,auto+packed,suffix+packed,head:specheads/demo/eagle3+packed,hf-lookup,hf-lookup+packed \
+		--output speed.json --markdown speed.md
+	cat speed.md
 
 clean:
 	rm -rf $(VENV) $(VENV_OLDEST) $(VENV_VLLM) $(VENV_DOCS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -47,11 +47,14 @@ def evaluated(kind: str, task_folder: Path, **arguments: Any) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_texts_and_scores_are_those_of_the_plain_model(model_folder: Path, task_folder: Path, batch_size: int) -> None:
+@pytest.mark.parametrize(("batch_size", "way"), [(1, "drafter"), (3, "draft_model")])
+def test_texts_and_scores_are_those_of_the_plain_model(
+    model_folder: Path, task_folder: Path, batch_size: int, way: str
+) -> None:
+    chosen = {way: "suffix" if way == "drafter" else str(model_folder)}
     shared = {"pretrained": str(model_folder), "batch_size": batch_size}
     plain = evaluated("hf", task_folder, **shared)
-    ours = evaluated("specheads", task_folder, drafter="suffix", draft_tokens=3, adaptive=False, **shared)
+    ours = evaluated("specheads", task_folder, draft_tokens=3, adaptive=False, **chosen, **shared)
     texts = [[sample["resps"] for sample in result["samples"]["letters"]] for result in (plain, ours)]
     assert texts[0] == texts[1]
     assert plain["results"]["letters"]["exact_match,none"] == ours["results"]["letters"]["exact_match,none"]

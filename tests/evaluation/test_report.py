@@ -62,7 +62,10 @@ def test_pages_of_speed_and_acceptance(model_folder: Path, tmp_path: Path) -> No
         given = [*shared, "--variant", "auto,suffix", *drafts, "--output", str(tmp_path / f"{name}.json")]
         assert program.main([*given, "--report", str(tmp_path / f"{name}.html")]) == 0
     write_report([tmp_path / "speed2.json", tmp_path / "speed4.json"], tmp_path / "both.html")
-    for name, word in {**dict.fromkeys(files, "tokens"), "both": "Speed-up by draft length: auto"}.items():
+    given = [*shared, "--variant", "auto,suffix", "--draft-tokens", "2,4", "--output", str(tmp_path / "sweep.json")]
+    assert speed.main([*given, "--report", str(tmp_path / "sweep.html")]) == 0
+    words = dict.fromkeys(("both", "sweep"), "Speed-up by draft length: auto")
+    for name, word in {**dict.fromkeys(files, "tokens"), **words}.items():
         html = (tmp_path / f"{name}.html").read_text(encoding="utf-8")
         page = Outline(html)
         assert word in html
