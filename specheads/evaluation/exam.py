@@ -47,7 +47,7 @@ class SampledCase:
     law: FirstTokens
 
     def inputs(self, drafter: Drafter, size: int) -> dict[str, Any]:
-        """What `generate` is given for so many texts. The pass over the prompt is made anew where its features are drafted from."""
+        """What `generate` is given for so many texts; where the prompt's features are drafted from, each reads it anew."""
         return self.prompt.inputs if getattr(drafter, "feature_layers", ()) else self.prompt.for_texts(size)
 
 

@@ -1,7 +1,7 @@
-"""The benchmark harness `lm-eval` with speculative generation: `python -m specheads.evaluation.lm_eval --model specheads ...`.
+"""The benchmark harness `lm-eval`, speculating: `python -m specheads.evaluation.lm_eval --model specheads ...`.
 
-The harness knows a model by the name `specheads` once this module is imported, and it imports none that it was not shipped with:
-hence a command of its own, which takes the arguments of `lm_eval`. Tasks that generate are answered in fewer passes of the
+The harness knows a model by the name `specheads` once this module is imported, and it imports none but its own: hence a command
+of this library, which takes the arguments of `lm_eval`. Tasks that generate are answered in fewer passes of the
 target; tasks that score given answers are passed on as they are.
 """
 

@@ -1,7 +1,8 @@
 """Speed: plain `generate` and named variants on the same prompts, in the same process, by turns.
 
 Each prompt (or batch) is generated once by every variant before the next one is begun, and who goes first rotates, so that what
-else the machine does meets all of them alike. Ratios are taken prompt by prompt. A variant that is named twice is measured twice.
+else the machine does meets all of them alike. Ratios are taken prompt by prompt. A variant that is
+named twice is measured twice.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 from rich.console import Console
 
 import specheads
-from specheads.cli import main
+from specheads.cli import main, options
 from specheads.cli.chat import Chat
 from specheads.cli.session import Session, Settings
 from specheads.cli.terminal import RoundPrinter
+from specheads.drafters import STORED
+from specheads.drafters.base import OF_TARGET, REGISTRY
 from specheads.rounds import DraftRound
 
 from ..evaluation.conftest import *  # noqa: F403
@@ -39,6 +42,17 @@ def test_help_needs_no_torch() -> None:
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert "convert" in found.stdout
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_help_names_every_drafter_and_every_setting(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    known = {name.partition(":")[0] for name in options.DRAFTERS}
+    assert known == {*REGISTRY, *OF_TARGET, STORED.removesuffix(":")}
+    assert all(name in printed for name in options.DRAFTERS)
+    assert set(options.OF_SESSIONS) == {field.name for field in fields(Settings)}
+    assert all(f"--{name.replace('_', '-')}" in printed for name in [*options.OF_SESSIONS, "system", "show_drafts"])
 
 
 def test_generate_gives_the_text_of_the_model(

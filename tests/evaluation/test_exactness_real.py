@@ -1,13 +1,14 @@
 """The exactness test on SmolLM2: five drafters pass, three broken ones fail. It takes half an hour of a core: `make test-real`.
 
-The prompt is read without a chat template, so that it is short: a draft head reads it anew for every sample. What it repeats is
-such that tokens are probable and yet open, so that drafts are accepted and refused.
+Prompts are read without a chat template, so that they are short: a draft head reads them anew for every sample.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,22 @@ from .test_exactness import BROKEN
 
 HEAD = f"head-alone:{HEADS_FOLDER / 'eagle3'}"
 FIVE = f"auto,suffix,recycling,lookup,{HEAD}"
-PROMPT = "one two one two one two"
-# Drafts of a token, and the law of two tokens more than that: what is wrong on the bonus token shows in the third.
-LAW = ["--tokens", "3", "--draft-tokens", "1", "--repetition-penalty", "1.2", "--temperature", "0.7"]
-SAMPLES = 1500
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is asked, and how samples are drawn."""
+
+    prompt: str
+    temperature: float
+    repetition_penalty: float
+    samples: int
+
+
+# Text that copies what came before, which is favoured, so that drafts of all kinds are made and now accepted, now refused.
+COPYING = Setting("red blue red green blue red blue green red", 1.0, 0.85, 1000)
+# Text of which the head is sure enough: a fault shows where a draft is probable.
+SURE = Setting("The cat sat on the mat. The cat sat on the", 0.6, 1.2, 1000)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(0)]
 
@@ -39,19 +52,25 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder)
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         (folder / name).symlink_to(source / name)
-    (folder / "prompts.txt").write_text(f"{PROMPT}\n", encoding="utf-8")
     return folder
 
 
-def examine(target: Path, output: Path, drafters: str, samples: int = SAMPLES) -> tuple[int, dict[str, Any]]:
-    """The exit status of the program, and what it wrote; the figures are printed."""
-    given = ["--model", str(target), "--prompts", str(target / "prompts.txt"), "--variant", drafters, "--output", str(output)]
-    code = main([*given, *LAW, "--samples", str(samples), "--batch-size", "250", "--max-new-tokens", "32"])
+def examine(target: Path, output: Path, drafters: str, setting: Setting) -> tuple[int, dict[str, Any]]:
+    """The exit status of the program, and what it wrote."""
+    prompts = output.with_suffix(".txt")
+    prompts.write_text(f"{setting.prompt}\n", encoding="utf-8")
+    given = ["--model", str(target), "--prompts", str(prompts), "--variant", drafters, "--output", str(output)]
+    given += ["--temperature", str(setting.temperature), "--repetition-penalty", str(setting.repetition_penalty)]
+    # Drafts of one token, and the law of two more than that: what is wrong on the bonus token shows in the third.
+    given += ["--tokens", "3", "--draft-tokens", "1", "--samples", str(setting.samples)]
+    start = time.process_time()
+    code = main([*given, "--batch-size", "250", "--max-new-tokens", "32"])
+    print(f"{time.process_time() - start:.0f} s of a core")
     return code, json.loads(output.read_text(encoding="utf-8"))
 
 
 def test_five_drafters_are_exact(target: Path, tmp_path: Path) -> None:
-    code, result = examine(target, tmp_path / "five.json", FIVE)
+    code, result = examine(target, tmp_path / "five.json", FIVE, COPYING)
     assert {one["variant"]: one["verdict"] for one in result["results"]} == dict.fromkeys(FIVE.split(","), "exact")
     assert code == 0 and result["passed"]
     for one in result["results"]:
@@ -64,7 +83,7 @@ def test_a_broken_drafter_fails(
     mutate: Callable[[pytest.MonkeyPatch], None], target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutate(monkeypatch)
-    code, result = examine(target, tmp_path / "broken.json", HEAD)
+    code, result = examine(target, tmp_path / "broken.json", HEAD, SURE)
     (one,) = result["results"]
     assert (code, one["verdict"]) == (1, "not exact")
     assert "its samples do not have the target's law" in one["words"]
