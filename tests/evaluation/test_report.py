@@ -115,3 +115,13 @@ def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no result"):
         write_report([source], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_plain_generation_measured_again_is_no_rival(model_folder: Path, prompt_file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    given = ["--model", str(model_folder), "--prompts", str(prompt_file), "--limit", "2", "--max-new-tokens", "6"]
+    given += ["--variant", "plain,plain,none", "--output", str(tmp_path / "speed.json"), "--report", str(page)]
+    assert speed.main(given) == 0
+    html = page.read_text(encoding="utf-8")
+    assert "plain#2, the quickest" not in html and "plain#2 generates" not in html and "variants, chosen" not in html
+    assert "Plain generation measured again ran at" in html

@@ -85,11 +85,12 @@ def test_who_goes_first_rotates_and_all_get_the_same_seed(monkeypatch: pytest.Mo
     monkeypatch.setattr(bench_module, "timed_run", fake_run)
     monkeypatch.setattr(Bench, "inputs", lambda self, prompts: {})
     bench = Bench(None, None, {name: {"way": name} for name in ("plain", "a", "b")}, {"do_sample": True}, seed=5)
-    for number in range(3):
+    for number in range(4):
         trial = bench.trial(number, [Prompt("1", "all", ())])
         assert list(trial["runs"]) == ["plain", "a", "b"]
-    assert [way for way, _ in calls] == ["plain", "a", "b", "a", "b", "plain", "b", "plain", "a"]
-    assert [seed for _, seed in calls] == [5, 5, 5, 6, 6, 6, 7, 7, 7]
+    ways = [way for way, _ in calls]
+    assert ways == ["plain", "a", "b", "a", "b", "plain", "b", "plain", "a", "b", "a", "plain"]
+    assert [seed for _, seed in calls] == [5, 5, 5, 6, 6, 6, 7, 7, 7, 8, 8, 8]
 
 
 def test_tokens_are_counted_in_ids_up_to_the_end(model: Any) -> None:

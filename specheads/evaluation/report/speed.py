@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..speed_tables import greedy_cell
-from ..variants import PLAIN
+from ..variants import AGAIN, PLAIN
 from .charts import Points, bars, legend_of, lines, shares
 from .page import Chart, Figure, Page, Table, Verdict
 from .positions import position_charts
@@ -45,8 +45,18 @@ def _variants(result: Result) -> dict[str, Mapping[str, Any]]:
     return {name: figures for name, figures in result["summary"].items() if name != PLAIN}
 
 
+def _rivals(result: Result) -> dict[str, Mapping[str, Any]]:
+    """The variants without plain generation measured again, unless there is nothing else."""
+    variants = _variants(result)
+    return {name: figures for name, figures in variants.items() if not _is_plain_again(name)} or variants
+
+
+def _is_plain_again(name: str) -> bool:
+    return name.startswith(f"{PLAIN}{AGAIN}")
+
+
 def _quickest(result: Result) -> tuple[str, Mapping[str, Any]]:
-    return max(_variants(result).items(), key=lambda item: item[1]["total_ratio"]["value"])
+    return max(_rivals(result).items(), key=lambda item: item[1]["total_ratio"]["value"])
 
 
 CHOSEN = "It is the quickest of {} variants, chosen after they were measured, for which the interval makes no allowance."
@@ -59,8 +69,13 @@ def _verdict(result: Result) -> Verdict:
     ratio, greedy = figures["total_ratio"], _greedy_words(result)
     value, low, high = ratio["value"], ratio["low"], ratio["high"]
     name = short_name(name)
-    if len(_variants(result)) > 1:
-        greedy = [*greedy, CHOSEN.format(len(_variants(result)))]
+    if len(_rivals(result)) > 1:
+        greedy = [*greedy, CHOSEN.format(len(_rivals(result)))]
+    greedy += [
+        f"Plain generation measured again ran at {with_interval(other['total_ratio'])} times its own speed: so much is noise."
+        for again, other in _variants(result).items()
+        if _is_plain_again(again)
+    ]
     if low is None:
         return Verdict("open", f"With one prompt {name} ran at {value:.2f} times the speed of plain generation.", greedy)
     interval = f"95% interval {low:.2f} to {high:.2f}"
@@ -147,7 +162,7 @@ def _row(name: str, figures: Mapping[str, Any]) -> list[str]:
 def _shown(result: Result) -> dict[str, Mapping[str, Any]]:
     """The variants that charts show: of one with several draft lengths the quickest."""
     best: dict[str, str] = {}
-    for name, figures in _variants(result).items():
+    for name, figures in _rivals(result).items():
         other = best.setdefault(figures["variant"], name)
         if figures["total_ratio"]["value"] > _variants(result)[other]["total_ratio"]["value"]:
             best[figures["variant"]] = name
