@@ -79,7 +79,9 @@ def test_every_public_name_is_documented() -> None:
 
 def test_the_table_of_the_readme_is_what_make_bench_prints() -> None:
     """Each variant of the command has its row, with as many cells as there are columns."""
-    variants = re.search(r"^bench:.*?--variant (\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    variants = re.search(
+        r"^bench:.*?--variant (\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     table = re.search(r"<!-- bench.*?-->\n(.*?)\n<!-- /bench -->", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert variants is not None and table is not None
     setting, blank, columns, rule, *rows = table[1].splitlines()

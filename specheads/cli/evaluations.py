@@ -38,5 +38,5 @@ def lm_eval(context: typer.Context) -> None:
     try:
         from ..evaluation.lm_eval import main
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f'This needs the package {error.name}: run `pip install "specheads[lm-eval]"`.') from error
+        raise ModuleNotFoundError('This needs the package lm-eval: run `pip install "specheads[lm-eval]"`.') from error
     raise typer.Exit(main(context.args))

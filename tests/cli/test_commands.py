@@ -210,6 +210,13 @@ def test_programs_take_their_own_arguments(capsys: pytest.CaptureFixture[str]) -
     assert "heads.py: Unknown option" in capsys.readouterr().err
 
 
+def test_a_missing_harness_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "specheads.evaluation.lm_eval", raising=False)
+    assert main(["eval", "lm-eval", "--model", "specheads"]) == 1
+    assert 'the package lm-eval: run `pip install "specheads[lm-eval]"`' in capsys.readouterr().err
+
+
 def test_the_environment_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["versions"]["torch"]
