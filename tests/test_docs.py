@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import specheads
+from specheads.evaluation.report.words import short_name
 from tests.tiny import tiny
 from tests.training.templates import tokenizer_for
 
@@ -73,3 +75,19 @@ def test_every_public_name_is_documented() -> None:
             assert f"::: specheads.{name}\n" in reference, f"{name} is not in the reference"
             documentation = getattr(specheads, name).__doc__ or ""
             assert "\n" in documentation.strip(), f"{name} needs more than a line"
+
+
+def test_the_table_of_the_readme_is_what_make_bench_prints() -> None:
+    """Each variant of the command has its row, with as many cells as there are columns."""
+    variants = re.search(
+        r"^bench:.*?--variant (\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    table = re.search(r"<!-- bench.*?-->\n(.*?)\n<!-- /bench -->", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert variants is not None and table is not None
+    setting, blank, columns, rule, *rows = table[1].splitlines()
+    prompts = [json.loads(line) for line in (ROOT / "eval" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
+    categories = list(dict.fromkeys(prompt["category"] for prompt in prompts))
+    heads = "| " + " | ".join(["variant", "tokens/s", "all", *categories, "τ", "greedy texts"]) + " |"
+    assert ("SmolLM2-135M-Instruct" in setting, blank, columns, set(rule)) == (True, "", heads, set("| -"))
+    assert [row.split("|")[1].strip(" `") for row in rows] == [short_name(name) for name in variants[1].split(",")]
+    assert all(row.count("|") == columns.count("|") for row in rows)

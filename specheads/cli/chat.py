@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import options
 
@@ -19,22 +19,10 @@ COMMANDS = {
 }
 
 
+@options.for_sessions(max_new_tokens=512)
 def chat(
-    model: options.Model = None,
-    drafter: options.Drafter = None,
-    draft_model: options.DraftModel = None,
-    max_new_tokens: options.MaxNewTokens = 512,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    seed: options.Seed = None,
-    draft_tokens: options.DraftTokens = None,
-    tree_nodes: options.TreeNodes = None,
+    settings: dict[str, Any],
     system: options.System = None,
-    pack_for_cpu: options.Pack = False,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
     show_drafts: options.ShowDrafts = False,
 ) -> None:
     """Chat with a model.
@@ -47,12 +35,7 @@ def chat(
 
     console = Console(highlight=False)
     console.print("Loading the model …", style="dim")
-    session = Session(
-        Settings(
-            model, drafter, draft_model, max_new_tokens, temperature, top_p, top_k, seed, draft_tokens, tree_nodes,
-            pack_for_cpu, dtype, device, threads,
-        )
-    )  # fmt: skip
+    session = Session(Settings(**settings))
     Chat(session, console, system, show_drafts).run(lambda: console.input("[bold]> [/]"))
 
 

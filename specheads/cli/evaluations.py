@@ -30,3 +30,13 @@ def exactness(context: typer.Context) -> None:
     from ..evaluation.exactness import main
 
     raise typer.Exit(main(context.args))
+
+
+@evaluations.command("lm-eval", context_settings=PASSED_ON)
+def lm_eval(context: typer.Context) -> None:
+    """Run the benchmark harness lm-eval, which has `--model specheads` here; the arguments are those of `lm_eval`."""
+    try:
+        from ..evaluation.lm_eval import main
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError('This needs the package lm-eval: run `pip install "specheads[lm-eval]"`.') from error
+    raise typer.Exit(main(context.args))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,23 +12,11 @@ from ..interruption import INTERRUPTED
 from . import options
 
 
+@options.for_sessions()
 def generate(
+    settings: dict[str, Any],
     prompt: Annotated[str | None, typer.Argument(help="The prompt; from standard input if left out.")] = None,
-    model: options.Model = None,
-    drafter: options.Drafter = None,
-    draft_model: options.DraftModel = None,
-    max_new_tokens: options.MaxNewTokens = 256,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    seed: options.Seed = None,
-    draft_tokens: options.DraftTokens = None,
-    tree_nodes: options.TreeNodes = None,
     system: options.System = None,
-    pack_for_cpu: options.Pack = False,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
     show_drafts: options.ShowDrafts = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -42,12 +30,7 @@ def generate(
     from .session import Session, Settings
     from .terminal import RoundPrinter, statistics_line
 
-    session = Session(
-        Settings(
-            model, drafter, draft_model, max_new_tokens, temperature, top_p, top_k, seed, draft_tokens, tree_nodes,
-            pack_for_cpu, dtype, device, threads,
-        )
-    )  # fmt: skip
+    session = Session(Settings(**settings))
     console = Console(highlight=False)
     try:
         reply = session.reply(messages, None if as_json else RoundPrinter(session.tokenizer, console, show_drafts))

@@ -71,7 +71,10 @@ class Bench:
         """
         names = list(self.variants)
         turn = number % len(names)
-        runs = {name: self.run(name, prompts, self.seed + number) for name in names[turn:] + names[:turn]}
+        order = names[turn:] + names[:turn]
+        if number // len(names) % 2:
+            order.reverse()  # else each would always come after the same one
+        runs = {name: self.run(name, prompts, self.seed + number) for name in order}
         records = {name: run_record(runs[name], self._compare(name, prompts, runs)) for name in names}
         return {"category": prompts[0].category, "prompts": [prompt.name for prompt in prompts], "runs": records}
 

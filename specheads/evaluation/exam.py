@@ -23,6 +23,7 @@ from .law_test import LEAST_EXPECTED, g_test, pooled_cells, seen_distance
 from .prompts import InputError, Prompt, encode, spread
 from .rounding import Rounding, measure_rounding, plain_greedy
 from .runs import Run, timed_run
+from .shared_prompt import SharedPrompt
 
 POWER = 0.95
 FEWER = 4  # the control is first tried with so many times fewer samples
@@ -42,8 +43,12 @@ class SampledCase:
     """A prompt with the law of the first tokens after it."""
 
     name: str
-    inputs: dict[str, Any]
+    prompt: SharedPrompt
     law: FirstTokens
+
+    def inputs(self, drafter: Drafter, size: int) -> dict[str, Any]:
+        """What `generate` is given for so many texts; where the prompt's features are drafted from, each reads it anew."""
+        return self.prompt.inputs if getattr(drafter, "feature_layers", ()) else self.prompt.for_texts(size)
 
 
 @dataclass
@@ -91,7 +96,9 @@ class Exam:
         least = LEAST_EXPECTED / options.samples
         sampled_cases = [
             SampledCase(
-                name, inputs, first_tokens(model, inputs, options.tokens, least, options.batch_size, **options.sampling)
+                name,
+                SharedPrompt(model, inputs),
+                first_tokens(model, inputs, options.tokens, least, options.batch_size, **options.sampling),
             )
             for name, inputs in spread(asked, options.sampled_prompts)
         ]
@@ -164,7 +171,7 @@ class Exam:
         for batch in range(math.ceil(samples / self.options.batch_size)):
             size = min(self.options.batch_size, samples - counts.total())
             arguments = {**self.options.sampling, "do_sample": True, "num_return_sequences": size}
-            run = self._run(drafter, case.inputs, self.options.seed + batch, **arguments)
+            run = self._run(drafter, case.inputs(drafter, size), self.options.seed + batch, **arguments)
             counts += case.law.count(run.rows)
             drafted += run.speculation.num_draft_tokens
             accepted += run.speculation.num_accepted_draft_tokens

@@ -19,6 +19,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 from ..mixin import SpeculativeGenerationMixin
 from .runs import end_ids
+from .shared_prompt import SharedPrompt
 
 REST = -1  # ends the key of a cell that all other tokens share
 Text = tuple[int, ...]
@@ -61,13 +62,14 @@ def first_tokens(
         **arguments: Of `generate`, as the samples are drawn with.
     """
     ends = end_ids(model)
+    prompt = SharedPrompt(model, inputs)
     cells: dict[Text, float] = {}
     going: dict[Text, float] = {(): 1.0}
     for length in range(1, tokens + 1):
         grown: dict[Text, float] = {}
         every = list(going)
         for texts in (every[start : start + batch_size] for start in range(0, len(every), batch_size)):
-            for text, law in zip(texts, next_laws(model, inputs, texts, **arguments), strict=True):
+            for text, law in zip(texts, next_laws(model, prompt, texts, **arguments), strict=True):
                 joint = law * going[text]
                 is_kept = joint >= least
                 cells[(*text, REST)] = joint[~is_kept].sum().item()
@@ -78,14 +80,15 @@ def first_tokens(
     return FirstTokens(tokens, cells)
 
 
-def next_laws(model: Any, inputs: Mapping[str, Tensor], texts: Sequence[Text], **arguments: Any) -> Tensor:
+def next_laws(model: Any, prompt: SharedPrompt, texts: Sequence[Text], **arguments: Any) -> Tensor:
     """The laws `[R, V]` of the token after a prompt and each of some texts of one length, in double precision."""
-    start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-    forced = torch.tensor(texts, dtype=torch.long, device=inputs["input_ids"].device).view(len(texts), -1)
+    ids = prompt.inputs["input_ids"]
+    start = 1 if model.config.is_encoder_decoder else ids.shape[1]
+    forced = torch.tensor(texts, dtype=torch.long, device=ids.device).view(len(texts), -1)
     if isinstance(model, SpeculativeGenerationMixin):
         arguments["speculative"] = False
     output = model.generate(
-        **inputs,
+        **prompt.for_texts(len(texts)),
         **arguments,
         do_sample=True,
         num_return_sequences=len(texts),

@@ -105,9 +105,14 @@ class Journal:
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
     """Writes JSON lines under a temporary name, then renames it."""
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes text under a temporary name, then renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, path)
 
 

@@ -114,7 +114,7 @@ def _read_file(path: Path) -> list[Prompt]:
     return [_from_text(line.strip(), str(number)) for number, line in numbered]
 
 
-OF_OUTPUT = ("output", "resume", "report", "texts")
+OF_OUTPUT = ("output", "resume", "report", "markdown", "texts")
 
 
 def settings_of(options: Any, prompts: Sequence[Prompt]) -> dict[str, Any]:

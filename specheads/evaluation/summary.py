@@ -52,8 +52,8 @@ def summarise(trials: Sequence[Trial], seed: int) -> dict[str, Any]:
 
 def _figures(trials: Sequence[Trial], variant: str, seed: int) -> dict[str, Any]:
     runs = [trial["runs"][variant] for trial in trials]
-    plain = [trial["runs"][PLAIN] for trial in trials]
-    speeds = [run["tokens"] / run["seconds"] for run in runs]
+    own, plain = _by_prompt(trials, variant), _by_prompt(trials, PLAIN)
+    speeds = [_speed(group) for group in own]
     figures: dict[str, Any] = {
         "trials": len(runs),
         "tokens": sum(run["tokens"] for run in runs),
@@ -61,16 +61,28 @@ def _figures(trials: Sequence[Trial], variant: str, seed: int) -> dict[str, Any]
         "median_tokens_per_second": median(speeds),
     }
     if variant != PLAIN:
-        ratio = median_ratio(speeds, [run["tokens"] / run["seconds"] for run in plain], seed)
+        ratio = median_ratio(speeds, [_speed(group) for group in plain], seed)
         figures["median_ratio"] = asdict(ratio)
-        figures["total_ratio"] = asdict(total_ratio(*_columns(runs), *_columns(plain), seed))
+        figures["total_ratio"] = asdict(total_ratio(*_columns(own), *_columns(plain), seed))
         figures["greedy"] = _greedy(trials, runs)
     figures["speculation"] = _speculation(runs, figures)
     return figures
 
 
-def _columns(runs: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[float]]:
-    return [run["tokens"] for run in runs], [run["seconds"] for run in runs]
+def _by_prompt(trials: Sequence[Trial], variant: str) -> list[list[Mapping[str, Any]]]:
+    """The runs of each prompt (or batch), which are several if it was repeated: intervals are over prompts."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for trial in trials:
+        groups.setdefault((trial["category"], *trial["prompts"]), []).append(trial["runs"][variant])
+    return list(groups.values())
+
+
+def _speed(runs: Sequence[Mapping[str, Any]]) -> float:
+    return median(run["tokens"] / run["seconds"] for run in runs)
+
+
+def _columns(groups: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[int], list[float]]:
+    return [sum(run["tokens"] for run in runs) for runs in groups], [sum(run["seconds"] for run in runs) for runs in groups]
 
 
 def _greedy(trials: Sequence[Trial], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

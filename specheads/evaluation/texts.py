@@ -34,9 +34,17 @@ def kept_texts(bench: Bench, way: str, prompts: Sequence[Prompt], seed: int) -> 
             {
                 "prompt": prompt.name,
                 "category": prompt.category,
-                "asked": asked if len(asked) <= MOST_LETTERS else f"… {asked[-MOST_LETTERS:]}",
+                "asked": _end_of(asked),
                 "way": way,
                 "rounds": shown_rounds(bench.tokenizer, rows[0].per_step_drafts),
             }
         )
     return texts
+
+
+def _end_of(asked: str) -> str:
+    """The last letters of what was asked, from the beginning of a word."""
+    if len(asked) <= MOST_LETTERS:
+        return asked
+    end = asked[-MOST_LETTERS:]
+    return f"… {end.partition(' ')[2] or end}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .prompts import InputError
 
 PLAIN = "plain"
 BY_NAME = ("auto", "suffix", "recycling", "lookup", "lookahead", "wrong", "none")
 OF_TARGET = ("early-exit", "mtp")
+AGAIN = "#"
 HEADS = ("head", "head-alone")
 STOCK_LOOKUP = "hf-lookup"
 STOCK_ASSISTED = "hf-assisted"
@@ -82,26 +83,33 @@ class Variant:
 def parse_variants(text: str) -> list[Variant]:
     """Reads names separated by commas. `plain`, which all are compared with, comes first, named or not.
 
+    What is named again is measured again, as `auto#2`: how far two measurements of one thing differ is how far to trust any.
+
     Raises:
-        InputError: if a name is unknown, stands twice, or lacks its model.
+        InputError: if a name is unknown, or lacks its model.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if PLAIN not in names:
         names.insert(0, PLAIN)
     names.sort(key=lambda name: name != PLAIN)
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise InputError(f"The variant {repeated} is named twice.")
-    return [_parse_variant(name) for name in names]
+    times = [names[:place].count(name) + 1 for place, name in enumerate(names)]
+    variants = [_parse_variant(name) for name in names]
+    return [
+        variant if time == 1 else replace(variant, name=f"{variant.name}{AGAIN}{time}")
+        for variant, time in zip(variants, times, strict=True)
+    ]
 
 
 def parse_speculative(text: str) -> list[Variant]:
     """Reads names separated by commas of variants that draft by this library.
 
     Raises:
-        InputError: as `parse_variants`, or if one of them does not.
+        InputError: as `parse_variants`, or if one of them does not, or stands twice.
     """
     variants = [variant for variant in parse_variants(text) if variant.kind != PLAIN]
+    repeated = next((one for one in variants if any(one.name.startswith(f"{other.name}{AGAIN}") for other in variants)), None)
+    if repeated is not None:
+        raise InputError(f"The variant {repeated.name.rpartition(AGAIN)[0]} is named twice.")
     foreign = next((variant.name for variant in variants if not variant.is_ours or variant.is_packed), None)
     if foreign is not None or not variants:
         raise InputError(f"--variant {text}: only drafters of this library can be measured here: {OURS_LISTED}.")

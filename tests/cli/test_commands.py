@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 from rich.console import Console
 
 import specheads
-from specheads.cli import main
+from specheads.cli import main, options
 from specheads.cli.chat import Chat
 from specheads.cli.session import Session, Settings
 from specheads.cli.terminal import RoundPrinter
+from specheads.drafters import STORED
+from specheads.drafters.base import OF_TARGET, REGISTRY
 from specheads.rounds import DraftRound
 
 from ..evaluation.conftest import *  # noqa: F403
@@ -40,6 +43,17 @@ def test_help_needs_no_torch() -> None:
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert "convert" in found.stdout
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_help_names_every_drafter_and_every_setting(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    known = {name.partition(":")[0] for name in options.DRAFTERS}
+    assert known == {*REGISTRY, *OF_TARGET, STORED.removesuffix(":")}
+    assert all(name in printed for name in options.DRAFTERS)
+    assert set(options.OF_SESSIONS) == {field.name for field in fields(Settings)}
+    assert all(f"--{name.replace('_', '-')}" in printed for name in [*options.OF_SESSIONS, "system", "show_drafts"])
 
 
 def test_generate_gives_the_text_of_the_model(
@@ -273,6 +287,13 @@ def test_programs_take_their_own_arguments(capsys: pytest.CaptureFixture[str]) -
         assert word in capsys.readouterr().out
     assert main(["train", "--no_such_flag", "1"]) == 2
     assert "heads.py: Unknown option" in capsys.readouterr().err
+
+
+def test_a_missing_harness_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "specheads.evaluation.lm_eval", raising=False)
+    assert main(["eval", "lm-eval", "--model", "specheads"]) == 1
+    assert 'the package lm-eval: run `pip install "specheads[lm-eval]"`' in capsys.readouterr().err
 
 
 def test_the_environment_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,10 @@ def test_pages_of_speed_and_acceptance(model_folder: Path, tmp_path: Path) -> No
         given = [*shared, "--variant", "auto,suffix", *drafts, "--output", str(tmp_path / f"{name}.json")]
         assert program.main([*given, "--report", str(tmp_path / f"{name}.html")]) == 0
     write_report([tmp_path / "speed2.json", tmp_path / "speed4.json"], tmp_path / "both.html")
-    for name, word in {**dict.fromkeys(files, "tokens"), "both": "Speed-up by draft length: auto"}.items():
+    given = [*shared, "--variant", "auto,suffix", "--draft-tokens", "2,4", "--output", str(tmp_path / "sweep.json")]
+    assert speed.main([*given, "--report", str(tmp_path / "sweep.html")]) == 0
+    words = dict.fromkeys(("both", "sweep"), "Speed-up by draft length: auto")
+    for name, word in {**dict.fromkeys(files, "tokens"), **words}.items():
         html = (tmp_path / f"{name}.html").read_text(encoding="utf-8")
         page = Outline(html)
         assert word in html
@@ -112,3 +115,13 @@ def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no result"):
         write_report([source], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_plain_generation_measured_again_is_no_rival(model_folder: Path, prompt_file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    given = ["--model", str(model_folder), "--prompts", str(prompt_file), "--limit", "2", "--max-new-tokens", "6"]
+    given += ["--variant", "plain,plain,none", "--output", str(tmp_path / "speed.json"), "--report", str(page)]
+    assert speed.main(given) == 0
+    html = page.read_text(encoding="utf-8")
+    assert "plain#2, the quickest" not in html and "plain#2 generates" not in html and "variants, chosen" not in html
+    assert "Plain generation measured again ran at" in html

@@ -21,6 +21,8 @@ from specheads.evaluation.speed import main
 from specheads.evaluation.speed_tables import greedy_cell
 from specheads.evaluation.summary import summarise
 from specheads.evaluation.table import plain_table
+from specheads.evaluation.variants import parse_speculative, parse_variants
+from specheads.evaluation.ways import lengths_of
 
 
 def command(model: Path, prompts: Path, output: Path, *more: str) -> list[str]:
@@ -41,11 +43,12 @@ def test_who_goes_first_rotates_and_all_get_the_same_seed(monkeypatch: pytest.Mo
     monkeypatch.setattr(bench_module, "timed_run", fake_run)
     monkeypatch.setattr(Bench, "inputs", lambda self, prompts: {})
     bench = Bench(None, None, {name: {"way": name} for name in ("plain", "a", "b")}, {"do_sample": True}, seed=5)
-    for number in range(3):
+    for number in range(4):
         trial = bench.trial(number, [Prompt("1", "all", ())])
         assert list(trial["runs"]) == ["plain", "a", "b"]
-    assert [way for way, _ in calls] == ["plain", "a", "b", "a", "b", "plain", "b", "plain", "a"]
-    assert [seed for _, seed in calls] == [5, 5, 5, 6, 6, 6, 7, 7, 7]
+    ways = [way for way, _ in calls]
+    assert ways == ["plain", "a", "b", "a", "b", "plain", "b", "plain", "a", "b", "a", "plain"]
+    assert [seed for _, seed in calls] == [5, 5, 5, 6, 6, 6, 7, 7, 7, 8, 8, 8]
 
 
 def test_tokens_are_counted_in_ids_up_to_the_end(model: Any) -> None:
@@ -286,3 +289,55 @@ def test_bad_input_is_one_sentence(
     assert sentence in error
     assert "Traceback" not in error
     assert list(tmp_path.glob("speed.json*")) == []
+
+
+# Twice the same, and several draft lengths
+
+
+def test_what_is_named_twice_is_measured_twice(model_folder: Path, prompt_file: Path, tmp_path: Path) -> None:
+    names = [variant.name for variant in parse_variants("auto,plain,auto,plain")]
+    assert names == ["plain", "plain#2", "auto", "auto#2"]
+    output = tmp_path / "speed.json"
+    line = [*command(model_folder, prompt_file, output), "--variant", "plain,plain,auto,auto", "--repeats", "2"]
+    assert main(line) == 0
+    result = json.loads(output.read_text(encoding="utf-8"))
+    assert len(result["trials"]) == 6
+    tokens = [figures["tokens"] for figures in result["summary"].values()]
+    assert len(tokens) == 4 and len(set(tokens)) == 1
+    for name in ("plain#2", "auto", "auto#2"):
+        assert result["summary"][name]["greedy"] == {"rows": 6, "divergences": []}
+    with pytest.raises(InputError, match="auto is named twice"):
+        parse_speculative("auto,auto")
+
+
+def test_repeats_of_a_prompt_are_one_pair() -> None:
+    def trial(prompt: str, plain: float, own: float) -> dict[str, Any]:
+        return {"category": "a", "prompts": [prompt], "runs": {"plain": run_of(plain, 10), "auto": run_of(own, 10)}}
+
+    once = [trial("x", 2.0, 1.0), trial("y", 2.0, 2.0)]
+    found = summarise([*once, trial("x", 2.0, 1.0), trial("y", 2.0, 2.0), trial("x", 2.0, 8.0)], seed=0)["auto"]
+    assert found["median_ratio"] == summarise(once, seed=0)["auto"]["median_ratio"]  # of x the median, whatever one run was
+    assert found["total_ratio"]["value"] == pytest.approx((6 + 4) / (10 + 4))
+    assert found["trials"] == 5
+
+
+def test_several_draft_lengths_are_compared_in_one_run(model_folder: Path, prompt_file: Path, tmp_path: Path) -> None:
+    output, table = tmp_path / "speed.json", tmp_path / "table.md"
+    given = ["--variant", "plain,none,suffix,hf-lookup,hf-lookup:3", "--draft-tokens", "2,4", "--markdown", str(table)]
+    assert main([*command(model_folder, prompt_file, output), *given]) == 0
+    summary = json.loads(output.read_text(encoding="utf-8"))["summary"]
+    names = ["plain", "none", "suffix K=2", "suffix K=4", "hf-lookup K=2", "hf-lookup K=4", "hf-lookup:3"]
+    assert list(summary) == names
+    assert [summary[name]["draft_tokens"] for name in names] == [None, None, 2, 4, 2, 4, None]
+    assert summary["suffix K=4"]["variant"] == "suffix"
+    assert len(summary["suffix K=2"]["speculation"]["acceptance_at_position"]) <= 2
+    lines = table.read_text(encoding="utf-8").splitlines()
+    assert lines[2] == "| variant | tokens/s | all | writing | qa | τ | greedy texts |"
+    assert [line.split("|")[1].strip(" `") for line in lines[4:]] == names
+    assert all(line.count("|") == lines[2].count("|") for line in lines[2:])
+
+
+@pytest.mark.parametrize("text", ["0", "2,,3", "two", "2,2"])
+def test_bad_draft_lengths_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--draft-tokens"):
+        lengths_of(text)

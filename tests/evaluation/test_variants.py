@@ -90,7 +90,6 @@ def test_a_draft_model_may_have_colons_and_marks_in_its_name() -> None:
     ("text", "sentence"),
     [
         ("plain,turbo", "no variant turbo; there are plain"),
-        ("auto,auto", "named twice"),
         ("assisted", "needs a draft model: write assisted:<folder or id>"),
         ("retrieval:", "needs a datastore: write retrieval:<folder>"),
         ("tree:a+", "needs a draft model, or several: write tree:<folder or id>"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specheads import loop, verify
-from specheads.drafters import draft_model, growth
+from specheads.drafters import draft_model, growth, head
 from specheads.processors import RoundLaws, ScoreProcessors
 from specheads.tree import NO_TOKEN, DraftTree
 
@@ -48,7 +48,8 @@ def _drop(patch: pytest.MonkeyPatch, drops: Callable[[DraftTree], Tensor]) -> No
         dropped = drops(tree).cumsum(dim=1) > 0
         return growth.Grown(DraftTree.chain(tree.tokens.masked_fill(dropped, NO_TOKEN), tree.proposals), grown.slot_of)
 
-    patch.setattr(draft_model, "grow_chain", grow)
+    for drafters in (draft_model, head):
+        patch.setattr(drafters, "grow_chain", grow)
 
 
 def _own_probability(tree: DraftTree) -> Tensor:

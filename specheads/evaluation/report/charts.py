@@ -89,6 +89,7 @@ def lines(
         elif zero:
             axes.set_ylim(bottom=0)
         if level is not None:
+            axes.set_ylim(top=max(axes.get_ylim()[1], 1.08 * level))  # in sight also where all values are below it
             axes.axhline(level, color=TEXT, linewidth=1, linestyle=(0, (4, 3)))
         return _drawing(figure)
 

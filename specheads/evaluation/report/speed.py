@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..speed_tables import greedy_cell
-from ..variants import PLAIN
+from ..variants import AGAIN, PLAIN
 from .charts import Points, bars, legend_of, lines, shares
 from .page import Chart, Figure, Page, Table, Verdict
 from .positions import position_charts
@@ -21,7 +21,7 @@ def speed_page(results: Sequence[Result]) -> Page:
     """The page of one or several speed measurements.
 
     Args:
-        results: What `measure_speed` wrote. Beyond one, they should differ in `draft_tokens` alone.
+        results: What `measure_speed` wrote; one that compares several draft lengths, or several that differ in them alone.
     """
     first = results[0]
     settings = first["settings"]
@@ -45,8 +45,18 @@ def _variants(result: Result) -> dict[str, Mapping[str, Any]]:
     return {name: figures for name, figures in result["summary"].items() if name != PLAIN}
 
 
+def _rivals(result: Result) -> dict[str, Mapping[str, Any]]:
+    """The variants without plain generation measured again, unless there is nothing else."""
+    variants = _variants(result)
+    return {name: figures for name, figures in variants.items() if not _is_plain_again(name)} or variants
+
+
+def _is_plain_again(name: str) -> bool:
+    return name.startswith(f"{PLAIN}{AGAIN}")
+
+
 def _quickest(result: Result) -> tuple[str, Mapping[str, Any]]:
-    return max(_variants(result).items(), key=lambda item: item[1]["total_ratio"]["value"])
+    return max(_rivals(result).items(), key=lambda item: item[1]["total_ratio"]["value"])
 
 
 CHOSEN = "It is the quickest of {} variants, chosen after they were measured, for which the interval makes no allowance."
@@ -59,8 +69,13 @@ def _verdict(result: Result) -> Verdict:
     ratio, greedy = figures["total_ratio"], _greedy_words(result)
     value, low, high = ratio["value"], ratio["low"], ratio["high"]
     name = short_name(name)
-    if len(_variants(result)) > 1:
-        greedy = [*greedy, CHOSEN.format(len(_variants(result)))]
+    if len(_rivals(result)) > 1:
+        greedy = [*greedy, CHOSEN.format(len(_rivals(result)))]
+    greedy += [
+        f"Plain generation measured again ran at {with_interval(other['total_ratio'])} times its own speed: so much is noise."
+        for again, other in _variants(result).items()
+        if _is_plain_again(again)
+    ]
     if low is None:
         return Verdict("open", f"With one prompt {name} ran at {value:.2f} times the speed of plain generation.", greedy)
     interval = f"95% interval {low:.2f} to {high:.2f}"
@@ -115,7 +130,7 @@ def _table(results: Sequence[Result]) -> Table:
     rows = [_row(name, figures) for result in results for name, figures in result["summary"].items()]
     if len(results) > 1:
         columns.insert(1, "K")
-        lengths = [result["settings"].get("draft_tokens") for result in results for _ in result["summary"]]
+        lengths = [figures["draft_tokens"] for result in results for figures in result["summary"].values()]
         for row, length in zip(rows, lengths, strict=True):
             row.insert(1, NOTHING if length is None else str(length))
     trials = results[0]["summary"][PLAIN]["trials"]
@@ -144,15 +159,23 @@ def _row(name: str, figures: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _shown(result: Result) -> dict[str, Mapping[str, Any]]:
+    """The variants that charts show: of one with several draft lengths the quickest."""
+    best: dict[str, str] = {}
+    for name, figures in _rivals(result).items():
+        other = best.setdefault(figures["variant"], name)
+        if figures["total_ratio"]["value"] > _variants(result)[other]["total_ratio"]["value"]:
+            best[figures["variant"]] = name
+    return {name: _variants(result)[name] for name in list(best.values())[:MOST_SERIES]}
+
+
 def _counts(result: Result) -> dict[str, Mapping[str, Any]]:
-    found = {short_name(name): figures["speculation"] for name, figures in _variants(result).items() if figures["speculation"]}
-    return dict(list(found.items())[:MOST_SERIES])
+    return {short_name(name): figures["speculation"] for name, figures in _shown(result).items() if figures["speculation"]}
 
 
 def _by_category(result: Result) -> list[Chart]:
-    variants = dict(list(_variants(result).items())[:MOST_SERIES])
     series = []
-    for name, figures in variants.items():
+    for name, figures in _shown(result).items():
         groups = {"all": figures} | figures["categories"] if len(figures["categories"]) > 1 else {"all": figures}
         ratios = [group["median_ratio"] for group in groups.values()]
         series.append(_points(short_name(name), list(groups), ratios))
@@ -163,26 +186,28 @@ def _by_category(result: Result) -> list[Chart]:
 
 def _by_draft_length(results: Sequence[Result]) -> list[Chart]:
     """For each variant a chart of its speed-up against the draft length, a line per category."""
-    lengths = {result["settings"].get("draft_tokens"): result for result in results}
-    lengths = {length: result for length, result in sorted(lengths.items(), key=lambda item: item[0] or 0) if length}
-    if len(lengths) < 2:
-        return []
-    charts = []
-    shared = [name for name in _variants(results[0]) if all(name in result["summary"] for result in lengths.values())]
-    for name in shared[:MOST_SERIES]:
-        every = [result["summary"][name] for result in lengths.values()]
-        series = [_points("all", list(lengths), [figures["median_ratio"] for figures in every])]
-        categories = list(every[0]["categories"])
-        if len(categories) > 1:
-            series += [
-                _points(category, list(lengths), [figures["categories"][category]["median_ratio"] for figures in every])
-                for category in categories[: MOST_SERIES - 1]
-                if all(category in figures["categories"] for figures in every)
-            ]
-        drawing = lines(series, "K, the most tokens drafted in a round", "speed-up over plain", level=1.0)
-        note = "Median over prompts of tokens/s ÷ plain tokens/s; whiskers: bootstrap 95% intervals. Dashed: plain generation."
-        charts.append(Chart(f"Speed-up by draft length: {short_name(name)}", drawing, legend_of(series), note))
-    return charts
+    measured: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for result in results:
+        for figures in _variants(result).values():
+            if figures["draft_tokens"] is not None:
+                measured.setdefault(figures["variant"], {})[figures["draft_tokens"]] = figures
+    several = {name: dict(sorted(by_length.items())) for name, by_length in measured.items() if len(by_length) > 1}
+    return [_draft_length_chart(name, by_length) for name, by_length in list(several.items())[:MOST_SERIES]]
+
+
+def _draft_length_chart(name: str, by_length: Mapping[int, Mapping[str, Any]]) -> Chart:
+    lengths, every = list(by_length), list(by_length.values())
+    series = [_points("all", lengths, [figures["median_ratio"] for figures in every])]
+    categories = list(every[0]["categories"])
+    if len(categories) > 1:
+        series += [
+            _points(category, lengths, [figures["categories"][category]["median_ratio"] for figures in every])
+            for category in categories[: MOST_SERIES - 1]
+            if all(category in figures["categories"] for figures in every)
+        ]
+    drawing = lines(series, "K, the most tokens drafted in a round", "speed-up over plain", level=1.0)
+    note = "Median over prompts of tokens/s ÷ plain tokens/s; whiskers: bootstrap 95% intervals. Dashed: plain generation."
+    return Chart(f"Speed-up by draft length: {short_name(name)}", drawing, legend_of(series), note)
 
 
 def _time(result: Result) -> list[Chart]:

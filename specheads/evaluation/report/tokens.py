@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..colouring import rejected_path
+from .words import short_name
 
 KEPT, PRUNED = "✓", "✗"
 
@@ -65,7 +66,7 @@ def text_view(text: Mapping[str, Any]) -> TextView:
     rounds = [_round_view(number, a_round) for number, a_round in enumerate(text["rounds"], start=1)]
     emitted = sum(len(a_round["emitted"]) for a_round in text["rounds"])
     summary = f"{emitted} tokens in {len(rounds)} rounds: {emitted / max(1, len(rounds)):.2f} per round"
-    return TextView(f"{text['prompt']} ({text['category']})", text["asked"], text["way"], summary, rounds)
+    return TextView(f"{text['prompt']} ({text['category']})", text["asked"], short_name(text["way"]), summary, rounds)
 
 
 def _round_view(number: int, a_round: Mapping[str, Any]) -> RoundView:
