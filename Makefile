@@ -32,7 +32,7 @@ test-served: $(VENV)/ready $(VENV_VLLM)/ready
 	$(VENV)/bin/python -m specheads.evaluation.smollm2
 	SPECHEADS_VLLM_PYTHON=$(VENV_VLLM)/bin/python HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest -m served tests/served
 
-# Half an hour of a core: what needs thousands of texts of a real model.
+# Ten minutes of a core: what needs thousands of texts of a real model.
 test-real: $(VENV)/ready
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest -m real -s tests/evaluation/test_exactness_real.py
 
