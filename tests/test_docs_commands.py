@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import specheads
+from specheads.drafters.retrieval_store import build_store
 from specheads.evaluation import bench
 from tests.formats import checkpoints
 from tests.hub import Hub
@@ -40,6 +42,7 @@ NOT_RUN = {
     "python -m specheads.evaluation.lm_eval": "the task is on the Hub; tests/evaluation/test_lm_eval.py has one of its own",
     "make demo": "minutes on a real model; tests/evaluation/test_demo.py",
     "make test": "this is it",
+    "export MODEL": "it converts the model; the stand-in has that name",
 }
 
 # What a command is given besides, so that it takes no longer than a test may, and the exit statuses that are right here.
@@ -87,12 +90,13 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = save_target(folder / "folder", "chatml")
     model = AutoModelForCausalLM.from_pretrained(target).float()
     model.save_pretrained(target)
-    for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "path/to/model", "path/to/draft"):
+    for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "path/to/model", "path/to/draft", "draft", "second"):
         shutil.copytree(target, folder / name)
     tokenizer = AutoTokenizer.from_pretrained(target)
     config = specheads.EagleConfig.from_target(model, draft_vocab_size=None, tokenizer=tokenizer)
-    for name in ("path/to/head", "user/head"):
+    for name in ("path/to/head", "user/head", "head"):
         specheads.EagleHead(config).save_pretrained(folder / name)
+    build_store(folder / "store", [[5, 6, 7, 8, 9]])
     prompt = json.dumps({"category": "qa", "prompt": "Paris Paris Paris"}) + "\n"
     for name in ("prompts.jsonl", "question.jsonl", "eval_prompts.jsonl", "eval/prompts.jsonl"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -101,6 +105,8 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("answers.jsonl", "answers/answers.jsonl", "HuggingFaceH4/ultrachat_200k/data/train_sft-00000-of-00001.jsonl"):
         write_chats(folder / name, count=6)
     shutil.copytree(ROOT / "train" / "recipes", folder / "train" / "recipes")
+    questions = (ROOT / "train" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:4]
+    (folder / "train" / "prompts.jsonl").write_text("\n".join(questions) + "\n", encoding="utf-8")
     return folder
 
 
@@ -123,7 +129,7 @@ def execute(command: str, before: dict[str, list[str]], monkeypatch: pytest.Monk
     if source:
         assert source.startswith("cat ")
         monkeypatch.setattr(sys, "stdin", io.StringIO(Path(source[4:]).read_text(encoding="utf-8")))
-    name, main, given = program_of(shlex.split(run))
+    name, main, given = program_of(shlex.split(os.path.expandvars(run)))
     if ELIDED in given:
         place = given.index(ELIDED)
         given[place : place + 1] = before[name]
@@ -142,6 +148,7 @@ def execute(command: str, before: dict[str, list[str]], monkeypatch: pytest.Monk
 def test_commands_run(page: Path, stand_ins: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(stand_ins)
     monkeypatch.setattr(bench, "smollm2_folder", lambda: stand_ins / "folder")  # the target where none is named
+    monkeypatch.setenv("MODEL", str(stand_ins / "folder"))
     before: dict[str, list[str]] = {}
     for command in commands_of(page):
         if reason_against(command) is None:
