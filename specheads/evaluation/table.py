@@ -1,7 +1,8 @@
-"""Tables for the terminal: through `rich` where it is installed, else plain."""
+"""Tables: through `rich` on a terminal where that is installed, else plain, as wide as they need."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         from rich.console import Console
         from rich.table import Table
     except ImportError:
+        Console = None
+    if Console is None or not sys.stdout.isatty():
         print(plain_table(title, columns, rows, caption))
         return
     table = Table(title=title, title_justify="left")
