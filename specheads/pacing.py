@@ -19,6 +19,7 @@ Shapes: B rows still going, N draft nodes of a row; a pass has 1 + N columns of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -315,7 +316,7 @@ class Pacer:
         node_cost = max(0.0, (full - self._relative(lines, half)) / (most - half)) if half else 0.0
         budget.entry_cost = worth * max(0.0, full - 1 - most * node_cost)
         budget.node_cost = worth * node_cost
-        budget.balance = self.balance
+        budget.balance, budget.pass_cost = self.balance, partial(self._relative, lines)
 
     def _yield(self) -> float:
         """The tokens a row gets in the time of a plain pass, at least the one that plain decoding gives."""

@@ -118,6 +118,7 @@ class Budget:
         node_cost: How much more it must bring for each node that the widest row has.
         pass_worth: What the time of a plain pass must bring, likewise; at least what plain decoding gets from it.
         balance: How many plain passes more than one a round may cost, whatever it promises.
+        pass_cost: What a pass with so many tokens of each row beside its last one costs, in plain passes.
     """
 
     depths: list[int]
@@ -126,6 +127,7 @@ class Budget:
     node_cost: float = 0.0
     pass_worth: float = 1.0
     balance: float = float("inf")
+    pass_cost: Callable[[int], float] = lambda tokens: 1.0
 
     @property
     def depth(self) -> int:

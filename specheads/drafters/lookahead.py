@@ -64,7 +64,7 @@ class LookaheadDrafter:
         """A tree per line, or the most promising path, of n-grams that begin with the line's last token; and the window."""
         self.columns = self._affordable_columns(context, budget)
         probed = self.columns * self.levels
-        self.spent = WORTH_MEMORY * self.spent + (budget.entry_cost + probed * budget.node_cost if probed else 0.0)
+        self.spent = WORTH_MEMORY * self.spent + budget.pass_worth * (budget.pass_cost(probed) - 1 if probed else 0.0)
         # Where there is a window the pass is wide anyway.
         rest = replace(budget, entry_cost=0.0) if probed else budget
         single_path, ends = is_single_path(context, budget), context.sequences.end_tokens
@@ -113,9 +113,8 @@ class LookaheadDrafter:
             return 0
         paid = (self.brought + WORTH_DOUBT) / (self.spent + WORTH_DOUBT)
         widest = int(self.window * min(1.0, paid))
-        if budget.node_cost > 0:
-            left = budget.balance * budget.pass_worth - budget.entry_cost
-            widest = min(widest, int(left / (budget.node_cost * self.levels)))
+        while widest >= LEAST_WINDOW and budget.pass_cost(budget.nodes + widest * self.levels) - 1 > budget.balance:
+            widest -= 1
         if context.positions_left is not None:
             left = min(context.positions_left[row] - context.sequences.generated(row) for row in context.rows)
             widest = min(widest, left - self.levels + 1)
