@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import specheads
 from specheads.evaluation.report.words import short_name
+from specheads.evaluation.variants import parse_variants
 from tests.tiny import tiny
 from tests.training.templates import tokenizer_for
 
@@ -89,5 +90,5 @@ def test_the_table_of_the_readme_is_what_make_bench_prints() -> None:
     categories = list(dict.fromkeys(prompt["category"] for prompt in prompts))
     heads = "| " + " | ".join(["variant", "tokens/s", "all", *categories, "τ", "greedy texts"]) + " |"
     assert ("SmolLM2-135M-Instruct" in setting, blank, columns, set(rule)) == (True, "", heads, set("| -"))
-    assert [row.split("|")[1].strip(" `") for row in rows] == [short_name(name) for name in variants[1].split(",")]
+    assert [row.split("|")[1].strip(" `") for row in rows] == [short_name(variant.name) for variant in parse_variants(variants[1])]
     assert all(row.count("|") == columns.count("|") for row in rows)
