@@ -90,5 +90,6 @@ def test_the_table_of_the_readme_is_what_make_bench_prints() -> None:
     categories = list(dict.fromkeys(prompt["category"] for prompt in prompts))
     heads = "| " + " | ".join(["variant", "tokens/s", "all", *categories, "τ", "greedy texts"]) + " |"
     assert ("SmolLM2-135M-Instruct" in setting, blank, columns, set(rule)) == (True, "", heads, set("| -"))
-    assert [row.split("|")[1].strip(" `") for row in rows] == [short_name(variant.name) for variant in parse_variants(variants[1])]
+    names = [short_name(variant.name) for variant in parse_variants(variants[1])]
+    assert [row.split("|")[1].strip(" `") for row in rows] == names
     assert all(row.count("|") == columns.count("|") for row in rows)
