@@ -326,7 +326,7 @@ def test_bad_input_is_one_sentence(
 def test_a_question_that_is_none_is_named(target_folder: Path, tmp_path: Path) -> None:
     questions = write(tmp_path / "q.jsonl", [QUESTIONS[0], {"text": "Just a text."}])
     with pytest.raises(
-        InputError, match=r"q.jsonl, row 2: a row must have .*this one has `text`|this one has `prompt`, `text`"
+        InputError, match=r"q.jsonl, row 2: a row must have .*this one has `text`|this one has `prompt` \(null\), `text`"
     ):
         generated(target_folder, questions, tmp_path / "out")
     questions = write(tmp_path / "q.jsonl", [{"messages": chat("", "b")[1:]}])
