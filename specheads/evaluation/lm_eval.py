@@ -18,7 +18,7 @@ from torch import Tensor
 from ..mixin import enable
 from ..stats import SpeculationStats
 from .bench import load_model
-from .variants import options_of
+from .loading import options_of
 
 
 @register_model("specheads")

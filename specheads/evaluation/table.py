@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -16,14 +17,12 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         rows: The cells.
         caption: Below it.
     """
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        Console = None
-    if Console is None or not sys.stdout.isatty():
+    if not sys.stdout.isatty() or find_spec("rich") is None:
         print(plain_table(title, columns, rows, caption))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left")
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place == 0 else "right", overflow="fold")
