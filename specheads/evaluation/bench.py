@@ -33,8 +33,8 @@ class Bench:
         variants: Per name, the arguments of `generate` that make the variant.
         arguments: Those that all share.
         seed: Of sampling.
-        packed: The target with prepacked weights.
-        on_packed: The names of the variants that run on it.
+        models: Per name, what runs the variant where it is not the target itself: a copy with prepacked weights, or another
+            library's model.
         drafters: Per name, the drafter that is attached to the target for the variant, where its arguments do not name it.
     """
 
@@ -43,8 +43,7 @@ class Bench:
     variants: dict[str, dict[str, Any]]
     arguments: dict[str, Any]
     seed: int
-    packed: Any = None
-    on_packed: frozenset[str] = frozenset()
+    models: dict[str, Any] = field(default_factory=dict)
     drafters: dict[str, Any] = field(default_factory=dict)
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
@@ -87,7 +86,7 @@ class Bench:
             seed: Of sampling.
             **changed: Arguments of `generate` that are other than usual.
         """
-        model = self.packed if name in self.on_packed else self.model
+        model = self.models.get(name, self.model)
         if name in self.drafters:
             enable(model, drafter=self.drafters[name])
         # A variant is what it says, whatever the model's generation config says.

@@ -81,7 +81,7 @@ def generate_arguments(
     Raises:
         InputError: if a draft model cannot be loaded, or a tree of draft models has no number of nodes.
     """
-    if variant.kind == PLAIN:
+    if variant.kind == PLAIN or variant.is_peer:
         return {}
     if variant.kind == STOCK_LOOKUP:
         return {"prompt_lookup_num_tokens": int(variant.argument or 0) or draft_tokens or STOCK_LOOKUP_TOKENS}

@@ -21,6 +21,7 @@ from ..packing import pack_for_cpu
 from .bench import Bench, load_draft, load_target
 from .journal import Journal, write_json, write_text
 from .loading import generate_arguments, load_drafters, options_of
+from .peers import load_peer
 from .program import run_program
 from .prompts import InputError, Prompt, PromptOptions, check_counts, in_batches, settings_of, spread
 from .provenance import provenance
@@ -43,8 +44,9 @@ class SpeedArguments(PromptOptions):
     variant: str = field(
         default="plain,auto",
         metadata={
-            "help": f"{OURS_HELP}; plain; of transformers: hf-lookup, hf-lookup:<tokens>, hf-assisted:<folder or id>; with "
-            "+packed at its end, on a copy of the target with prepacked weights"
+            "help": f"{OURS_HELP}; plain; of transformers: hf-lookup, hf-lookup:<tokens>, hf-assisted:<folder or id>; of "
+            "economize, where it is installed: economize-lookup, economize-lookup:<tokens>; with +packed at its end, on a copy "
+            "of the target with prepacked weights"
         },
     )
     max_new_tokens: int = field(default=128, metadata={"help": "the most tokens per prompt"})
@@ -144,8 +146,11 @@ def _prepare(options: SpeedArguments, variants: Sequence[Variant], ways: Sequenc
         enable(model)
     if options.pack_for_cpu:
         _pack(model)
-    on_packed = frozenset(way.name for way in ways if way.variant.is_packed)
-    packed = _pack(copy.deepcopy(model)) if on_packed else None
+    packed = _pack(copy.deepcopy(model)) if any(variant.is_packed for variant in variants) else None
+    models = {way.name: packed for way in ways if way.variant.is_packed}
+    models |= {
+        way.name: load_peer(way.variant, models.get(way.name, model), way.draft_tokens) for way in ways if way.variant.is_peer
+    }
     # The modes of transformers get draft models of their own: with another tokenizer, they change what they are given.
     arguments = {
         way.name: generate_arguments(
@@ -160,7 +165,7 @@ def _prepare(options: SpeedArguments, variants: Sequence[Variant], ways: Sequenc
         **load_drafters([variant for variant in variants if variant.is_packed], packed, tokenizer, load),
     }
     drafters = {way.name: loaded[way.variant.name] for way in ways if way.variant.name in loaded}
-    return Bench(model, tokenizer, arguments, shared, options.seed, packed, on_packed, drafters)
+    return Bench(model, tokenizer, arguments, shared, options.seed, models, drafters)
 
 
 def _pack(model: Any) -> Any:

@@ -14,6 +14,7 @@ AGAIN = "#"
 HEADS = ("head", "head-alone")
 STOCK_LOOKUP = "hf-lookup"
 STOCK_ASSISTED = "hf-assisted"
+ECONOMIZE_LOOKUP = "economize-lookup"
 PACKED = "+packed"
 NODES = "@"
 BETWEEN_MODELS = "+"
@@ -28,8 +29,9 @@ NEEDED = {
     "head-alone": ("head", "<folder or id>"),
     STOCK_ASSISTED: ("draft model", "<folder or id>"),
 }
-COUNTED = {"early-exit": "<layers>", STOCK_LOOKUP: "<tokens>"}  # what may stand there, a number
+COUNTED = {"early-exit": "<layers>", STOCK_LOOKUP: "<tokens>", ECONOMIZE_LOOKUP: "<tokens>"}  # what may stand there, a number
 STOCK = (STOCK_LOOKUP, STOCK_ASSISTED)
+PEERS = (ECONOMIZE_LOOKUP,)
 OURS = (*BY_NAME, *OF_TARGET, *(kind for kind in NEEDED if kind != STOCK_ASSISTED))
 
 
@@ -44,7 +46,7 @@ def _spellings(kinds: Sequence[str]) -> str:
 
 
 OURS_LISTED = _spellings(OURS)
-ALL_LISTED = _spellings((PLAIN, *OURS, *STOCK))
+ALL_LISTED = _spellings((PLAIN, *OURS, *STOCK, *PEERS))
 OURS_HELP = (
     f"names separated by commas: {OURS_LISTED}; head:... is a head as it is attached, with copies of earlier text, and "
     f"head-alone:... without; with {NODES}<nodes> at its end, in trees of up to so many nodes"
@@ -78,6 +80,11 @@ class Variant:
     def is_stock_assisted(self) -> bool:
         """Whether it is an assisted mode of transformers, which takes one prompt at a time."""
         return self.kind in STOCK
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether another library runs the target for it, one prompt at a time."""
+        return self.kind in PEERS
 
 
 def parse_variants(text: str) -> list[Variant]:
@@ -124,7 +131,7 @@ def _parse_variant(name: str) -> Variant:
         what, written = NEEDED[kind]
         if not all(argument.split(BETWEEN_MODELS) if kind == "tree" else [argument]):
             raise InputError(f"The variant {name} needs a {what}: write {kind}:{written}.")
-    is_known = kind in NEEDED or (kind in (PLAIN, *OURS, *STOCK) and not argument)
+    is_known = kind in NEEDED or (kind in (PLAIN, *OURS, *STOCK, *PEERS) and not argument)
     if not is_known and not (kind in COUNTED and argument.isdecimal()):
         raise InputError(f"There is no variant {name}; there are {ALL_LISTED}, each of them also with {PACKED} at its end.")
     variant = Variant(name, kind, argument or None, tree_nodes, is_packed)
@@ -145,6 +152,6 @@ def _without_nodes(name: str) -> tuple[str, int | None]:
 
 def check_batch_size(variants: Sequence[Variant], batch_size: int) -> None:
     """Raises `InputError` if a variant cannot run in batches of this size."""
-    stock = [variant.name for variant in variants if variant.is_stock_assisted]
-    if stock and batch_size > 1:
-        raise InputError(f"{', '.join(stock)}: transformers drafts for one prompt at a time; use a batch size of 1.")
+    single = [variant.name for variant in variants if variant.is_stock_assisted or variant.is_peer]
+    if single and batch_size > 1:
+        raise InputError(f"{', '.join(single)}: drafts are for one prompt at a time there; use a batch size of 1.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .prompts import InputError
-from .variants import STOCK_LOOKUP, Variant
+from .variants import COUNTED, Variant
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,6 @@ def lengths_of(text: str | None) -> list[int]:
 
 
 def _drafts_as_told(variant: Variant) -> bool:
-    if variant.kind == STOCK_LOOKUP:
-        return ":" not in variant.name  # else the name says how many
+    if variant.kind in COUNTED and not variant.is_ours:
+        return variant.argument is None  # else the name says how many
     return variant.is_stock_assisted or (variant.is_ours and variant.kind != "none")

@@ -104,10 +104,10 @@ def test_bad_variants_are_refused(text: str, sentence: str) -> None:
         parse_variants(text)
 
 
-def test_the_assisted_modes_of_transformers_take_no_batches() -> None:
+def test_the_modes_of_others_take_no_batches() -> None:
     variants = parse_variants("auto,hf-lookup")
     check_batch_size(variants, 1)
-    with pytest.raises(InputError, match="hf-lookup: transformers drafts for one prompt at a time"):
+    with pytest.raises(InputError, match="hf-lookup: drafts are for one prompt at a time there"):
         check_batch_size(variants, 2)
 
 
