@@ -116,6 +116,21 @@ class SpeculativeConfig:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
+def check_saved_settings(settings: Any) -> None:
+    """Checks what a head's config says of how it is to be used.
+
+    Raises:
+        ValueError: if it is not `None` or a mapping of fields of `SpeculativeConfig`, or names a drafter.
+    """
+    if settings is None:
+        return
+    if not isinstance(settings, Mapping) or "drafter" in settings:
+        raise ValueError(
+            f"A head's `speculative` must be None or have fields of SpeculativeConfig other than `drafter`, got {settings!r}."
+        )
+    SpeculativeConfig.from_options(settings)
+
+
 def _check_count(name: str, value: Any, at_least: int) -> None:
     if type(value) is not int or value < at_least:
         raise ValueError(f"`{name}` must be an integer of at least {at_least}, got {value!r}.")

@@ -218,8 +218,9 @@ def enable(
         tokenizer: The model's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
             size.
         assistant_tokenizer: That draft model's tokenizer.
-        **options: Fields of `SpeculativeConfig`, the defaults of this model's calls; and for a head from the Hub how it is
-            downloaded: `revision`, `token`, `cache_dir`, `local_files_only`, `subfolder`, `force_download`.
+        **options: Fields of `SpeculativeConfig`, the defaults of this model's calls, before what a head's config says of
+            them; and for a head from the Hub how it is downloaded: `revision`, `token`, `cache_dir`, `local_files_only`,
+            `subfolder`, `force_download`.
 
     Returns:
         The same model. Calls speculate where they say `speculative=True`.
@@ -242,11 +243,14 @@ def enable(
             "speculation; load it without that, or delete `model.generate`."
         )
     download = _taken_download_options(options)
-    config = SpeculativeConfig.from_options({**options, "drafter": drafter if isinstance(drafter, str) else None})
+    options["drafter"] = drafter if isinstance(drafter, str) else None
+    config = SpeculativeConfig.from_options(options)
     if drafter is None and download:
         raise ValueError(f"{', '.join(download)}: only a head that is loaded from the Hub takes such arguments; name it.")
     _take_adapter_away(model)
     loaded = None if drafter is None else load_drafter(unwrapped(drafter), model, tokenizer, assistant_tokenizer, **download)
+    if saved := getattr(loaded, "settings", None):
+        config = SpeculativeConfig.from_options({**saved, **options})
     if loaded is not None and isinstance(drafter, list | tuple):
         check_settings_of_drafter(loaded, config)  # calls may name another number, but this one has to be there
     is_adapted = isinstance(drafter, str | os.PathLike) and adapters.goes_with(loaded)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -195,6 +195,16 @@ class DraftTree:
     def shape_per_line(self) -> Tensor:
         """`[B, 2]` each line's number of nodes and the length of its longest path."""
         return torch.stack([(self.tokens != NO_TOKEN).sum(dim=1), self.depths.amax(dim=1)], dim=1)
+
+    def trimmed(self) -> DraftTree:
+        """A tree of point masses without the columns that no row uses; to look for them is to wait for the device."""
+        used = (self.tokens != NO_TOKEN).any(dim=0)
+        if not bool(used.any()):
+            return DraftTree.empty(len(self.tokens), self.tokens.device)
+        places = torch.nn.functional.pad(used.cumsum(dim=0), (1, 0))  # [N + 1]
+        tokens, parents = self.tokens[:, used], places[self.parents[:, used]]
+        trimmed = DraftTree(tokens, parents, self.depth, expected=self.expected, steps=self.steps)
+        return replace(trimmed, depth=int(trimmed.depths.max()))
 
     @property
     def has_proposals(self) -> bool:

@@ -50,7 +50,7 @@ def load_drafter(
         tokenizer: The target's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
             size. A head's and a datastore's are compared with it.
         assistant_tokenizer: That draft model's tokenizer.
-        with_suffix: Whether a head's drafts give way to copies of earlier text where those promise more.
+        with_suffix: Whether a head drafts together with copies of earlier text, or gives way to them where they promise more.
         options: How a head is found and read: `revision`, `token`, `cache_dir` and the others of `specheads.import_head`. For a
             list of draft models, `branches` and `replacement` (see `TokenTreeDrafter`); for `"early-exit"`, the `prompt` to
             measure on (see `EarlyExitDrafter`); for a draft model, the `inner` drafter, `"suffix"` (see `StagedDrafter`).

@@ -9,7 +9,7 @@ import torch
 
 from ..tree import NO_TOKEN, DraftTree
 from .base import Accepted, Budget, DraftContext
-from .best_first import Candidate, Reliance, grow_paying, is_single_path, tree_of
+from .best_first import Candidate, Draft, Reliance, grow_paying, is_single_path, tree_of
 from .known_text import known_segments
 from .recycling import RANK_PROBABILITIES, AdjacencyMatrix, observed
 from .suffix import SOURCES, compare, continuations, end_of, relied_on
@@ -35,6 +35,10 @@ class AutoDrafter:
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A tree per line, or the most probable path; none for a line whose last token is new."""
+        return tree_of(self.drafts(context, budget), budget, context)
+
+    def drafts(self, context: DraftContext, budget: Budget) -> list[Draft]:
+        """Per line, all nodes that may pay."""
         single_path = is_single_path(context, budget)
         ends = context.sequences.end_tokens
         drafts = []
@@ -42,7 +46,7 @@ class AutoDrafter:
             children = partial(relied_on, self.reliances[line], partial(self._children, self.automata[line]))
             root = self._root(context, line, context.length(line))
             drafts.append(grow_paying(root, children, budget, depth, ends, single_path))
-        return tree_of(drafts, budget, context)
+        return drafts
 
     def commit(self, context: DraftContext, accepted: Accepted) -> None:
         """Indexes the kept tokens and takes in the target's candidates."""

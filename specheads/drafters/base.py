@@ -171,7 +171,8 @@ class Drafter(Protocol):
     A drafter that follows rows of one length only says so by an attribute `needs_step = True`; one that reads hidden states of
     the target names their indices in `hidden_states` by an attribute `feature_layers`. One for targets whose passes take trees
     says `needs_trees = True`, and one that cannot do without `tree_nodes` says `needs_tree_nodes = True`: what does not fit is
-    refused before anything is computed.
+    refused before anything is computed. One that is best used with certain settings has them as a dict `settings`, which
+    `enable` takes where it is not told otherwise.
     """
 
     step_cost: float

@@ -93,15 +93,4 @@ def _best(levels: Sequence[Level], parents: Tensor, nodes: int, weights: Tensor,
     if value.device.type != "cpu":  # to look at what is expected would be to wait
         return tree
     tree.expected = float(value.gather(1, chosen).exp().masked_fill(~exists, 0.0).sum())
-    return _trimmed(tree, exists)
-
-
-def _trimmed(tree: DraftTree, exists: Tensor) -> DraftTree:
-    """The tree without columns that no line uses; `exists` `[B, N]` says where there are nodes."""
-    used = exists.any(dim=0)
-    if not bool(used.any()):
-        return DraftTree.empty(len(exists), exists.device)
-    places = torch.nn.functional.pad(used.cumsum(dim=0), (1, 0))  # [N + 1]
-    tokens, parents = tree.tokens[:, used], places[tree.parents[:, used]]
-    trimmed = DraftTree(tokens, parents, tree.depth, expected=tree.expected)
-    return DraftTree(tokens, parents, int(trimmed.depths.max()), expected=tree.expected)
+    return tree.trimmed()

@@ -46,6 +46,7 @@ class HeadDrafter(Generic[Head]):
     def __init__(self, head: Head, target: PreTrainedModel, tokenizer: Any = None):
         head.bind(target, tokenizer)
         self.head: Head = head
+        self.settings = head.config.speculative
         self.feature_layers = head.config.feature_layers or [parts_of(target).layers]
         self.step_cost = self.step_weights(target) / weights_per_pass(target)
 

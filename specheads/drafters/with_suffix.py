@@ -1,8 +1,9 @@
-"""A head's drafts, or copies of earlier text where those promise more: the default once a head is attached.
+"""A head's drafts and copies of earlier text: the default once a head is attached.
 
-Where a text repeats itself, a copy costs nothing and goes further than what a head guesses; elsewhere there is nothing to copy.
-Which of the two a row drafts is settled before anything is drawn, from what both have achieved on the text so far, so a sampled
-token keeps the law it was drawn from.
+Where a text repeats itself, a copy costs nothing and goes further than what a head guesses; elsewhere there is little to copy.
+Where a draft may branch, both stand in one tree. Where it is a single path, or its nodes are drawn, a row has the one that
+promises more. Which it is, and how far the head is asked, is settled before anything is drawn, from what both have achieved on
+the text so far, so a sampled token keeps the law it was drawn from.
 
 Shapes: B lines, N draft nodes.
 """
@@ -18,8 +19,11 @@ import torch
 
 from ..pacing import INCOME, TRY_DEPTH, TRY_GAP, Acceptance, caution, shares
 from ..tree import NO_TOKEN, DraftTree, longest_path
+from .auto import AutoDrafter
 from .base import Accepted, Budget, DraftContext, Drafter
-from .best_first import Draft
+from .best_first import Draft, is_single_path
+from .growth import samples
+from .joined import Additions, joined, openings
 from .suffix import SuffixDrafter
 
 
@@ -40,7 +44,7 @@ class Plan(NamedTuple):
 
 
 class WithSuffix:
-    """Drafts with another drafter, or copies (see `SuffixDrafter`) where that promises more.
+    """Drafts with another drafter and with copies (see `AutoDrafter`): with both at once in a tree, else with the better.
 
     Args:
         source: The other drafter.
@@ -53,22 +57,84 @@ class WithSuffix:
         self.step_cost = source.step_cost
         self.feature_layers: Sequence[int] = getattr(source, "feature_layers", ())
         self.needs_step = getattr(source, "needs_step", False)
+        self.settings = getattr(source, "settings", None)
 
     def begin(self, context: DraftContext) -> None:
         """Lets both read the prompt."""
-        self.source, self.suffix = copy.copy(self.source), SuffixDrafter()
+        self.source = copy.copy(self.source)
+        # On an accelerator, to read the target's candidates is one more wait in each round.
+        self.copier: AutoDrafter | SuffixDrafter = AutoDrafter() if context.device.type == "cpu" else SuffixDrafter()
         self.source.begin(context)
-        self.suffix.begin(context)
+        self.copier.begin(context)
         self.acceptance = Acceptance(max(1, context.config.draft_tokens))
+        self.additions = Additions(max(1, context.config.draft_tokens))
         self.asks = [0] * len(context.rows)
-        self.idle = 0
+        self.open_shares: list[list[float]] = []
+        self.idle = self.copied = 0
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
-        """Per line, a copy or a draft of the source."""
-        self.asks = [0] * len(context.rows)
+        """Copies and a draft of the source, in one tree or by line."""
+        self.asks, self.open_shares = [0] * len(context.rows), [[] for _ in context.rows]
         if not budget.depth:
             return DraftTree.empty(len(context.rows), context.device)
-        copies = self.suffix.drafts(context, budget)
+        is_drawn = samples(context) and context.weighs_proposals
+        return self._either(context, budget) if is_drawn or is_single_path(context, budget) else self._both(context, budget)
+
+    def commit(self, context: DraftContext, accepted: Accepted) -> None:
+        """Shows both what was kept."""
+        if any(self.open_shares):
+            added = [[node > self.copied for node in path] for path in accepted.paths]
+            self.additions.observe(context.rows, self.open_shares, added)
+        else:
+            self.acceptance.observe(context.rows, self.asks, [len(path) for path in accepted.paths])
+        self.copier.commit(context, accepted)
+        self.source.commit(context, accepted)
+
+    def keep_rows(self, lines: Sequence[int]) -> None:
+        """Goes on with some lines."""
+        self.copier.keep_rows(lines)
+        self.source.keep_rows(lines)
+
+    def _both(self, context: DraftContext, budget: Budget) -> DraftTree:
+        """A tree of what is copied and of what the source adds to it; up to half of the nodes are the source's."""
+        own = max(budget.depth, budget.nodes // 2)
+        copies = self.copier.drafts(context, replace(budget, nodes=budget.nodes - own))
+        copies, levels, added = self._shared(context, budget, copies)
+        self.idle = 0 if levels else self.idle + 1
+        asked = replace(budget, depths=[min(depth, levels) for depth in budget.depths], nodes=own, entry_cost=0.0)
+        nothing = DraftTree.empty(len(copies), context.device)
+        drafted = self.source.propose(context, asked) if levels else nothing
+        self.open_shares = [
+            openings(draft, min(depth, drafted.depth)) for draft, depth in zip(copies, asked.depths, strict=True)
+        ]
+        copied = DraftTree.from_rows([(draft.tokens, draft.parents) for draft in copies], context.device)
+        self.copied = copied.size
+        tree = joined(copied, drafted)
+        tree.steps = drafted.depth
+        if tree.size:
+            tree.expected = sum(sum(draft.values) for draft in copies) + added
+        return tree
+
+    def _shared(self, context: DraftContext, budget: Budget, copies: list[Draft]) -> tuple[list[Draft], int, float]:
+        """The copies that are drafted, how many levels of the source, and how many tokens these are expected to add."""
+        fixed, weights, free = not context.config.adaptive, shares(context), replace(budget, entry_cost=0.0)
+        copied = _best([0] * len(copies), [draft.values for draft in copies], weights, free, 0.0, fixed)
+        kept = [draft.first(copied.width) for draft in copies]
+        left = [openings(draft, depth) for draft, depth in zip(kept, budget.depths, strict=True)]
+        additions = [self.additions.expected(row, each) for row, each in zip(context.rows, left, strict=True)]
+        level_cost = 0.0 if fixed else budget.pass_worth * self.step_cost
+        added = _best(budget.depths, additions, weights, free, level_cost, fixed)
+        if not fixed and copied.gain + added.gain <= budget.entry_cost:
+            # The source is tried by itself now and then; copies cost nothing to watch.
+            kept, added = [draft.first(0) for draft in copies], Plan([], 0, 0.0, 0.0)
+        levels = added.width
+        if not levels and not fixed and self._is_due(budget, len(copies)):
+            levels = min(TRY_DEPTH, budget.depth)
+        return kept, levels, sum(sum(each[:levels]) for each in additions)
+
+    def _either(self, context: DraftContext, budget: Budget) -> DraftTree:
+        """Per line, a copy or a draft of the source."""
+        copies = self.copier.drafts(context, budget)
         plan = self._plan(context, budget, copies)
         self.idle = 0 if any(plan.asks) else self.idle + 1
         drafted, self.asks = self._drafted(context, budget, plan)
@@ -77,17 +143,6 @@ class WithSuffix:
         tree.steps = drafted.depth
         tree.expected = plan.expected if tree.size else None
         return tree
-
-    def commit(self, context: DraftContext, accepted: Accepted) -> None:
-        """Shows both what was kept."""
-        self.acceptance.observe(context.rows, self.asks, [len(path) for path in accepted.paths])
-        self.suffix.commit(context, accepted)
-        self.source.commit(context, accepted)
-
-    def keep_rows(self, lines: Sequence[int]) -> None:
-        """Goes on with some lines."""
-        self.suffix.keep_rows(lines)
-        self.source.keep_rows(lines)
 
     def _plan(self, context: DraftContext, budget: Budget, copies: Sequence[Draft]) -> Plan:
         """The better of copies alone, and of what is more promising for each line."""

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..config import check_saved_settings
 from .download import DOWNLOAD_ARGUMENTS, find, find_config
 from .facts import HeadFacts
 from .provenance import check_target
@@ -46,6 +47,7 @@ class HeadConfig(PreTrainedConfig):
         training_data: What the head was trained on, as `specheads.training.data_provenance.describe_data` says it, the
             arguments of the chat template among it.
         target_adapter: Whether the head goes with an adapter of its target (Medusa-2), which lies in the folder `adapter`.
+        speculative: Fields of `SpeculativeConfig` that `enable` takes where it is not told otherwise, or `None`.
 
     Raises:
         ValueError: if a field is not known, or holds a value outside of what is described.
@@ -60,6 +62,7 @@ class HeadConfig(PreTrainedConfig):
     embedding_multiplier: float = 1.0
     training_data: dict[str, Any] | None = None
     target_adapter: bool = False
+    speculative: dict[str, Any] | None = None
 
     # What goes into the file as `architectures`: the name under which serving engines know the layout.
     engine_architectures: ClassVar[list[str]] = []
@@ -71,6 +74,7 @@ class HeadConfig(PreTrainedConfig):
                 f"`layer_id_convention` must be {LAYER_ID_CONVENTION!r}, got {self.layer_id_convention!r}; heads of other "
                 "conventions are read with `specheads.import_head`."
             )
+        check_saved_settings(self.speculative)
         if self.specheads_version is None:
             from .. import __version__
 

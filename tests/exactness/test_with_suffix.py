@@ -23,12 +23,13 @@ REPEATS = torch.tensor([[1, 0, 2, 1, 0]])
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "eagle 3 chain": ("eagle 3", {"draft_tokens": KNOWN}, {}),
     "eagle 3 tree": ("eagle 3", {}, {"tree_nodes": 3}),
+    "eagle 3 joined": ("eagle 3", {}, {"tree_nodes": 5, "verification": "match"}),
     "medusa chain": ("medusa", {}, {}),
 }
 
 
 class Seen:
-    """Counts, over calls, the lines that copied and the lines that drafted with the head."""
+    """Counts, over calls, the lines that copied and those that drafted with the head; in a joined tree, both do."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.copied = self.guessed = 0
@@ -36,6 +37,10 @@ class Seen:
 
         def noted(drafter: with_suffix.WithSuffix, context: Any, budget: Any) -> DraftTree:
             tree = propose(drafter, context, budget)
+            if any(drafter.open_shares):
+                self.copied += drafter.copied > 0
+                self.guessed += tree.size > drafter.copied
+                return tree
             has = (tree.tokens >= 0).any(dim=1).tolist() if tree.size else [False] * len(context.rows)
             self.copied += sum(own and not asked for own, asked in zip(has, drafter.asks, strict=True))
             self.guessed += sum(own and asked > 0 for own, asked in zip(has, drafter.asks, strict=True))
@@ -108,6 +113,60 @@ def test_the_shape_of_joined_drafts() -> None:
     assert branched.parents.tolist() == [[0, 0], [0, 1]]
     assert not branched.is_chain
     assert with_suffix.with_drafts(chain, {0: Draft([], [], [])}).tokens[0].tolist() == [-1, -1]
+
+
+class Oracle:
+    """Drafts what the target will say: the text after the prompt."""
+
+    step_cost, weighs_nodes = 0.1, False
+
+    def __init__(self, text: list[int]):
+        self.text = text
+
+    def begin(self, context: Any) -> None:
+        """Nothing changes."""
+
+    def propose(self, context: Any, budget: Any) -> DraftTree:
+        """The next tokens of the text."""
+        place = context.sequences.generated(0)
+        return DraftTree.chain(torch.tensor([self.text[place : place + budget.depth]]))
+
+    def commit(self, context: Any, accepted: Any) -> None:
+        """It knows."""
+
+    def keep_rows(self, lines: Any) -> None:
+        """There is one."""
+
+
+def rounds_with_an_oracle() -> tuple[int, int]:
+    """The rounds of a text, drafted by one who knows it and by copies of it; and how many there must be."""
+    target, _ = target_and_draft(16)
+    text = target.generate(PROMPT, max_new_tokens=61, do_sample=False, eos_token_id=None)
+    specheads.enable(target, drafter=with_suffix.WithSuffix(Oracle(text[0, PROMPT.shape[1] :].tolist())))
+    settings = {"draft_tokens": 3, "tree_nodes": 8, "adaptive": False}
+    arguments = {"max_new_tokens": 61, "do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
+    out = target.generate(PROMPT, speculative=settings, **arguments)
+    assert torch.equal(out.sequences, text)
+    return out.speculation.num_spec_steps, 1 + 60 // 4  # the prompt's pass gives the first token
+
+
+def test_no_path_is_lost_where_both_stand_in_one_tree() -> None:
+    rounds, fewest = rounds_with_an_oracle()
+    assert rounds == fewest
+
+
+def test_a_path_that_is_lost_below_a_copy_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is common to both is left to the copies, and what came below it falls away."""
+    whole = with_suffix.joined
+
+    def careless(copies: DraftTree, other: DraftTree) -> DraftTree:
+        first = other.tokens[:, :1]
+        lost = copies.size > 0 and bool((copies.tokens[copies.parents == 0] == first).any())
+        return copies if lost else whole(copies, other)
+
+    monkeypatch.setattr(with_suffix, "joined", careless)
+    rounds, fewest = rounds_with_an_oracle()
+    assert rounds > fewest
 
 
 def test_what_is_certain_is_copied_without_a_look_at_the_head(monkeypatch: pytest.MonkeyPatch) -> None:

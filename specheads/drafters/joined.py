@@ -1,0 +1,95 @@
+"""A drafter's tree and copies of earlier text in one, and what the former adds to the latter.
+
+Shapes: B lines, N nodes of one tree, M of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..pacing import LONG_MEMORY, MEMORY, PRIOR, Counts
+from ..tree import NO_TOKEN, DraftTree
+from .best_first import Draft
+
+
+def joined(copies: DraftTree, other: DraftTree) -> DraftTree:
+    """Two trees of point masses in one. What both hold stands once: among the copies, which keep their places.
+
+    Args:
+        copies: Nodes `[B, N]`.
+        other: Nodes `[B, M]`.
+    """
+    if not copies.size or not other.size:
+        return copies if copies.size else other
+    absent = other.tokens == NO_TOKEN
+    place = torch.arange(copies.size, copies.size + other.size + 1, device=absent.device).repeat(len(absent), 1)
+    place[:, 0] = 0  # the root is the same; and of the others a node follows its parent, so each round settles one more level
+    known = absent
+    for _ in range(other.depth):
+        parents = place.gather(1, other.parents)
+        same = (copies.tokens[:, None] == other.tokens[:, :, None]) & (copies.parents[:, None] == parents[:, :, None])
+        same &= ~absent[:, :, None]  # [B, M, N]
+        known = same.any(dim=2)
+        place[:, 1:] = torch.where(known, same.int().argmax(dim=2) + 1, place[:, 1:])
+    dropped = known | absent
+    tokens = torch.cat([copies.tokens, other.tokens.masked_fill(dropped, NO_TOKEN)], dim=1)
+    parents = torch.cat([copies.parents, place.gather(1, other.parents).masked_fill(dropped, 0)], dim=1)
+    tree = DraftTree(tokens, parents, max(copies.depth, other.depth))
+    return tree if tokens.device.type != "cpu" else tree.trimmed()  # elsewhere to look is to wait
+
+
+def openings(draft: Draft, levels: int) -> list[float]:
+    """How likely it is, for each of the first levels, that none of a draft's nodes is accepted there."""
+    depths, left = [0], [1.0] * levels
+    for parent, value in zip(draft.parents, draft.values, strict=True):
+        depths.append(depths[parent] + 1)
+        if depths[-1] <= levels:
+            left[depths[-1] - 1] -= value
+    return [max(0.0, chance) for chance in left]
+
+
+class Additions:
+    """How often, at each depth, a token that copies did not hold is accepted from the other drafter, where they leave it open.
+
+    As in `pacing.Acceptance`, a row's own recent rounds lean on those of all rows, and these on a longer memory.
+
+    Args:
+        size: The number of depths.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self.rows: dict[int, Counts] = {}
+        self.recent = Counts(size)
+        self.lasting = Counts(size)
+
+    def observe(self, rows: Sequence[int], open_shares: Sequence[Sequence[float]], added: Sequence[Sequence[bool]]) -> None:
+        """Learns from a round.
+
+        Args:
+            rows: The batch row of each line.
+            open_shares: Per line and depth drafted, how likely no copy was to be accepted there.
+            added: Per line, for each accepted token whether it was the other drafter's alone.
+        """
+        self.recent.fade(MEMORY)
+        if any(open_shares):
+            self.lasting.fade(LONG_MEMORY)
+        for row, shares, own in zip(rows, open_shares, added, strict=True):
+            counted = self.rows.setdefault(row, Counts(self.size))
+            counted.fade(MEMORY)
+            for counts in (counted, self.recent, self.lasting):
+                for depth, share in enumerate(shares):
+                    hit = depth < len(own) and own[depth]
+                    counts.judged[depth] += max(share, float(hit))
+                    counts.accepted[depth] += hit
+
+    def expected(self, row: int, open_shares: Sequence[float]) -> list[float]:
+        """The tokens that the other drafter is expected to add at each depth."""
+        own, found = self.rows.get(row), []
+        for depth, share in enumerate(open_shares):
+            rate = self.lasting.leaning(depth, PRIOR ** (depth + 1))
+            rate = self.recent.leaning(depth, rate)
+            found.append(share * (rate if own is None else own.leaning(depth, rate)))
+        return found
