@@ -21,11 +21,11 @@ VOCABULARY = 4
 def rows(draw: Any) -> list[tuple[list[int], list[int]]]:
     """Trees in which no two siblings bear one token, of two rows."""
     made = []
-    for _ in range(2):
+    for _line in range(2):
         tokens: list[int] = []
         parents: list[int] = []
-        for node in range(draw(st.integers(0, 6))):
-            parent, token = draw(st.integers(0, node)), draw(st.integers(0, VOCABULARY - 1))
+        for _ in range(draw(st.integers(0, 6))):
+            parent, token = draw(st.integers(0, len(tokens))), draw(st.integers(0, VOCABULARY - 1))
             if (parent, token) not in zip(parents, tokens, strict=True):
                 tokens.append(token)
                 parents.append(parent)
