@@ -232,8 +232,8 @@ def test_code_of_heads_on_the_hub(
     prints = {"fingerprint_of_prompts": "a" * 64, "fingerprint": "b" * 64}
     names |= figures | prints | {"command": "train/heads.py", "arguments": {}, "token": token, "folder": str(tmp_path / "own")}
     names["head"] = specheads.EagleHead.from_target(model)
-    push, load, results, recipe = blocks(ROOT / "docs" / "heads_on_the_hub.md", "python")
-    for code in (results, push, push.replace("private=True", 'private=True, revision="v1"')):
+    push, settings, load, results, recipe = blocks(ROOT / "docs" / "heads_on_the_hub.md", "python")
+    for code in (results, settings, push, push.replace("private=True", 'private=True, revision="v1"')):
         run("heads_on_the_hub.md", code, names)
     foreign = checkpoints.save(tmp_path / "foreign", *checkpoints.eagle3())
     hub.put("someone/foreign-head", foreign, under="eagle3/")

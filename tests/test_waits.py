@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import specheads
+from specheads import EagleHead
 from tests import pretended
 from tests.pretended import FIRST, HOST, Pretended, aten, devices
 from tests.tiny import perturbed, tiny
@@ -81,3 +82,12 @@ def test_draft_models(sampled: bool, most: int, waits: Waits) -> None:
     draft = perturbed(tiny(), 0.05).to(FIRST)
     settings = {"adaptive": False, "draft_tokens": 2}
     assert per_round(waits, 1, do_sample=sampled, speculative=settings, assistant_model=draft) <= most
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("nodes", [None, 6])
+def test_heads(nodes: int | None, batch_size: int, waits: Waits) -> None:
+    """A chain that goes on as far as it may, and a tree of the head's and of copies."""
+    settings = {"adaptive": False, "draft_tokens": 2, "tree_nodes": nodes}
+    head = EagleHead.from_target(tiny()).to(FIRST)
+    assert per_round(waits, batch_size, do_sample=False, speculative=settings, assistant_model=head) == 1
