@@ -233,15 +233,7 @@ def enable(
             or `generate` is bound on the instance.
         TypeError: if `model` or `drafter` is of a wrong type.
     """
-    given, model = model, unwrapped(model)
-    if not isinstance(model, PreTrainedModel) or not isinstance(model, GenerationMixin):
-        raise TypeError(f"`enable` takes a transformers model that can generate, got {type(given).__name__}.")
-    check_model(model)
-    if "generate" in model.__dict__:
-        raise ValueError(
-            "This model carries its own `generate` (a `custom_generate` of its repository, or a patch), which would bypass "
-            "speculation; load it without that, or delete `model.generate`."
-        )
+    given, model = model, _checked(model)
     download = _taken_download_options(options)
     options["drafter"] = drafter if isinstance(drafter, str) else None
     config = SpeculativeConfig.from_options(options)
@@ -285,6 +277,25 @@ def disable(model: Model) -> Model:
     packing.unpack(model)
     attention.repeat_heads(model)
     return given
+
+
+def _checked(given: Any) -> Any:
+    """The model that is to generate, without what wraps it.
+
+    Raises:
+        TypeError: if it is no model that can generate.
+        ValueError: if its family is not supported, or `generate` is bound on the instance.
+    """
+    model = unwrapped(given)
+    if not isinstance(model, PreTrainedModel) or not isinstance(model, GenerationMixin):
+        raise TypeError(f"`enable` takes a transformers model that can generate, got {type(given).__name__}.")
+    check_model(model)
+    if "generate" in model.__dict__:
+        raise ValueError(
+            "This model carries its own `generate` (a `custom_generate` of its repository, or a patch), which would bypass "
+            "speculation; load it without that, or delete `model.generate`."
+        )
+    return model
 
 
 def _take_adapter_away(model: Any) -> None:
