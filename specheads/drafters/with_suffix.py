@@ -97,9 +97,9 @@ class WithSuffix:
 
     def _both(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A tree of what is copied and of what the source adds to it; up to half of the nodes are the source's."""
-        own = max(budget.depth, budget.nodes // 2)
+        own = max(1, budget.nodes // 2)
         copies = self.copier.drafts(context, replace(budget, nodes=budget.nodes - own))
-        copies, levels, added = self._shared(context, budget, copies)
+        copies, levels, added = self._shared(context, budget, copies, most_levels(own))
         self.idle = 0 if levels else self.idle + 1
         asked = replace(budget, depths=[min(depth, levels) for depth in budget.depths], nodes=own, entry_cost=0.0)
         nothing = DraftTree.empty(len(copies), context.device)
@@ -115,21 +115,21 @@ class WithSuffix:
             tree.expected = sum(sum(draft.values) for draft in copies) + added
         return tree
 
-    def _shared(self, context: DraftContext, budget: Budget, copies: list[Draft]) -> tuple[list[Draft], int, float]:
+    def _shared(self, context: DraftContext, budget: Budget, copies: list[Draft], most: int) -> tuple[list[Draft], int, float]:
         """The copies that are drafted, how many levels of the source, and how many tokens these are expected to add."""
         fixed, weights, free = not context.config.adaptive, shares(context), replace(budget, entry_cost=0.0)
         copied = _best([0] * len(copies), [draft.values for draft in copies], weights, free, 0.0, fixed)
         kept = [draft.first(copied.width) for draft in copies]
-        left = [openings(draft, depth) for draft, depth in zip(kept, budget.depths, strict=True)]
+        left = [openings(draft, min(depth, most)) for draft, depth in zip(kept, budget.depths, strict=True)]
         additions = [self.additions.expected(row, each) for row, each in zip(context.rows, left, strict=True)]
         level_cost = 0.0 if fixed else budget.pass_worth * self.step_cost
-        added = _best(budget.depths, additions, weights, free, level_cost, fixed)
+        added = _best([len(each) for each in additions], additions, weights, free, level_cost, fixed)
         if not fixed and copied.gain + added.gain <= budget.entry_cost:
             # The source is tried by itself now and then; copies cost nothing to watch.
             kept, added = [draft.first(0) for draft in copies], Plan([], 0, 0.0, 0.0)
         levels = added.width
         if not levels and not fixed and self._is_due(budget, len(copies)):
-            levels = min(TRY_DEPTH, budget.depth)
+            levels = min(TRY_DEPTH, budget.depth, most)
         return kept, levels, sum(sum(each[:levels]) for each in additions)
 
     def _either(self, context: DraftContext, budget: Budget) -> DraftTree:
@@ -176,6 +176,11 @@ class WithSuffix:
         nodes = budget.nodes if is_tree else max(depths)
         drafted = self.source.propose(context, replace(budget, depths=depths, nodes=nodes, entry_cost=0.0))
         return (drafted, depths) if drafted.size else (nothing, [0] * len(depths))
+
+
+def most_levels(nodes: int) -> int:
+    """How deep a tree of so many nodes goes that leaves about one second choice to each level: deeper, fewer are accepted."""
+    return nodes // 2 + 1
 
 
 def _best(
