@@ -113,6 +113,12 @@ class SpeculationStats(RowStats):
             row.per_step_drafts = [] if per_step_drafts else None
         return cls(rows=rows)
 
+    def __str__(self) -> str:
+        """The pooled counts in a line."""
+        accepted = f"{self.num_accepted_draft_tokens} of {self.num_draft_tokens} drafted tokens accepted"
+        length = f"mean acceptance length {self.mean_acceptance_length:.2f}"
+        return f"{self.num_emitted_tokens} tokens in {self.num_spec_steps} rounds, {length}; {accepted}"
+
     @property
     def keeps_drafts(self) -> bool:
         """Whether every round's drafts are kept."""

@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ngenerate.py: interrupted; the same command goes on from here.", file=sys.stderr)
         return INTERRUPTED
+    cut = f"; {counts['cut']:,} reached --max_new_tokens" if counts["cut"] else ""
+    print(f"{counts['rows']:,} answers, {counts['tokens']:,} tokens, in {options.output}{cut}.", file=sys.stderr)
     print(json.dumps(counts))
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..variants import HEADS
 from .charts import Points, bars, legend_of, lines
 from .page import Chart, Figure, Page, Table, Verdict
 from .positions import position_charts
@@ -13,6 +14,7 @@ from .words import NOTHING, machine_of, model_of, share, short_name, way_of, wit
 Result = Mapping[str, Any]
 Entry = Mapping[str, Any]
 MOST_LINES, MOST_SHOWN = 6, 4
+HEADS_EXPLAINED = "head:... drafts with copies of earlier text beside the head, head-alone:... with the head only."
 
 
 def acceptance_page(results: Sequence[Result]) -> Page:
@@ -30,7 +32,7 @@ def acceptance_page(results: Sequence[Result]) -> Page:
     return Page(
         title="Acceptance of drafts",
         subtitle=f"{model_of(first)} · {machine_of(first)}",
-        verdict=_verdict(names[entries.index(best)], best),
+        verdict=_verdict(names[entries.index(best)], best, [pair for pair in shown if pair[1] is not best]),
         figures=_figures(best),
         tables=[_table(names, entries)],
         charts=[
@@ -57,7 +59,7 @@ def _names(entries: Sequence[Entry]) -> list[str]:
     return [", ".join([short_name(entry["variant"]), *(words[key](entry[key]) for key in varying)]) for entry in entries]
 
 
-def _verdict(name: str, best: Entry) -> Verdict:
+def _verdict(name: str, best: Entry, others: Sequence[tuple[str, Entry]]) -> Verdict:
     figures = best["figures"]
     length = figures["mean_acceptance_length"]
     interval = "" if length["low"] is None else f" (95% interval {length['low']:.2f} to {length['high']:.2f})"
@@ -66,7 +68,13 @@ def _verdict(name: str, best: Entry) -> Verdict:
         f"{name} emits {length['value']:.2f} tokens per pass of the target{interval}, where plain decoding emits 1.",
         [
             f"{share(figures['draft_acceptance_rate'])} of its drafted tokens were accepted. How much faster that makes "
-            "generation depends on what drafting and longer passes cost; specheads eval speed measures it.",
+            "generation depends on what drafting and longer passes cost, which `specheads eval speed` measures.",
+            *([f"For comparison: {', '.join(f'{other} {_length(entry):.2f}' for other, entry in others)}."] if others else []),
+            *(
+                [HEADS_EXPLAINED]
+                if any(each.startswith(f"{HEADS[0]}:") for each in (name, *(other for other, _ in others)))
+                else []
+            ),
         ],
     )
 
@@ -79,7 +87,7 @@ def _figures(best: Entry) -> list[Figure]:
     first = figures["acceptance_at_position"][:1]
     volume = f"{figures['num_emitted_tokens']:,} tokens, {figures['num_spec_steps']:,} rounds"
     return [
-        Figure(f"{length['value']:.2f}", "tokens per round, at best", interval),
+        Figure(f"{length['value']:.2f}", "tokens per round, of the best drafter", interval),
         Figure(share(figures["draft_acceptance_rate"]), "of drafted tokens accepted", drafted),
         Figure(share(first[0] if first else None), "of first drafted tokens accepted"),
         Figure(f"{figures['prompts']:,}", "prompts", volume),
