@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -203,8 +203,8 @@ class DraftTree:
             return DraftTree.empty(len(self.tokens), self.tokens.device)
         places = torch.nn.functional.pad(used.cumsum(dim=0), (1, 0))  # [N + 1]
         tokens, parents = self.tokens[:, used], places[self.parents[:, used]]
-        trimmed = DraftTree(tokens, parents, self.depth, expected=self.expected, steps=self.steps)
-        return replace(trimmed, depth=int(trimmed.depths.max()))
+        depth = max(map(longest_path, parents.tolist()))
+        return DraftTree(tokens, parents, depth, expected=self.expected, steps=self.steps)
 
     @property
     def has_proposals(self) -> bool:
