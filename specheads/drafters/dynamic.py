@@ -9,6 +9,7 @@ Shapes: B lines, C candidates of all levels, N nodes that stay, m tokens of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -38,7 +39,8 @@ def grow_dynamic(
         nodes: N, at most.
         node_cost: What a column of nodes must bring, in tokens of the lines by their shares (`pacing.shares`).
     """
-    weights = torch.tensor(shares(context), dtype=torch.double, device=logits.device)[:, None]
+    line_shares = shares(context)
+    weights = torch.tensor(line_shares, dtype=torch.double, device=logits.device)[:, None]
     frontier = Frontier.at_root(context, logits, seen)
     width = min(MOST_EXPANDED, -(-nodes // depth))
     levels: list[Level] = []
@@ -48,16 +50,20 @@ def grow_dynamic(
         level = children_of(source, context, frontier, nodes, len(levels), is_mixed=False)
         levels.append(level)
         parents.append(frontier.nodes.gather(1, level.parents))
-        if len(levels) == depth or _is_hopeless(level, weights, node_cost):
+        if len(levels) == depth or _is_hopeless(level, line_shares, node_cost):
             break
         frontier, _ = descend(source, frontier, level, width, made, seen + len(levels) - 1)
         made += level.tokens.shape[1]
     return _best(levels, torch.cat(parents, dim=1), nodes, weights, node_cost)
 
 
-def _is_hopeless(level: Level, weights: Tensor, node_cost: float) -> bool:
+def _is_hopeless(level: Level, line_shares: Sequence[float], node_cost: float) -> bool:
     """Whether no child of a level can pay; on a CPU, where it costs no wait to look."""
-    return level.value.device.type == "cpu" and not bool(_pays(level.value.amax(dim=1, keepdim=True), weights, node_cost).any())
+    if level.value.device.type != "cpu":
+        return False
+    chances = [math.exp(value) for value in level.value.amax(dim=1).tolist()]
+    worth = sum(share * chance for share, chance in zip(line_shares, chances, strict=True))
+    return not (worth >= node_cost and max(chances) >= LEAST_VALUE)  # nor if a chance is NaN
 
 
 def _pays(value: Tensor, weights: Tensor, node_cost: float) -> Tensor:
