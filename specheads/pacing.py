@@ -129,11 +129,11 @@ class Counts:
         return (self.accepted[position] + PRIOR_ROUNDS * expected) / (self.judged[position] + PRIOR_ROUNDS)
 
 
-class Acceptance:
-    """What is expected to be accepted, for each row and position.
+class Records:
+    """Counts by row and position, in three memories.
 
-    Three records lean on one another: a row's own recent rounds on those of all rows, and these on a longer memory. The recent
-    ones fade with every round, drafted or not, so that after a time without drafts the first new ones decide.
+    They lean on one another: a row's own recent rounds on those of all rows, and these on a longer memory. The recent ones fade
+    with every round, drafted or not, so that after a time without drafts the first new ones decide.
 
     Args:
         size: The number of positions.
@@ -145,6 +145,20 @@ class Acceptance:
         self.recent = Counts(size)
         self.lasting = Counts(size)
 
+    def of_round(self, rows: Sequence[int], is_drafted: bool) -> list[tuple[Counts, Counts, Counts]]:
+        """The counts that each row's share of a round goes into, faded: its own, those of all rows, and the lasting ones."""
+        self.recent.fade(MEMORY)
+        if is_drafted:
+            self.lasting.fade(LONG_MEMORY)
+        owned = [self.rows.setdefault(row, Counts(self.size)) for row in rows]
+        for own in owned:
+            own.fade(MEMORY)
+        return [(own, self.recent, self.lasting) for own in owned]
+
+
+class Acceptance(Records):
+    """What is expected to be accepted, for each row and position."""
+
     def observe(self, rows: Sequence[int], depths: Sequence[int], accepted: Sequence[int]) -> None:
         """Learns from a round.
 
@@ -153,13 +167,8 @@ class Acceptance:
             depths: Per line, up to where it counts.
             accepted: Per line, the tokens accepted.
         """
-        self.recent.fade(MEMORY)
-        if any(depths):
-            self.lasting.fade(LONG_MEMORY)
-        for row, depth, kept in zip(rows, depths, accepted, strict=True):
-            own = self.rows.setdefault(row, Counts(self.size))
-            own.fade(MEMORY)
-            for counts in (own, self.recent, self.lasting):
+        for memories, depth, kept in zip(self.of_round(rows, any(depths)), depths, accepted, strict=True):
+            for counts in memories:
                 counts.add(depth, kept)
 
     def survival(self, row: int) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..pacing import LONG_MEMORY, MEMORY, PRIOR, Counts
+from ..pacing import PRIOR, Records
 from ..tree import NO_TOKEN, DraftTree
 from .best_first import Draft
 
@@ -50,20 +50,8 @@ def openings(draft: Draft, levels: int) -> list[float]:
     return [max(0.0, chance) for chance in left]
 
 
-class Additions:
-    """How often, at each depth, a token that copies did not hold is accepted from the other drafter, where they leave it open.
-
-    As in `pacing.Acceptance`, a row's own recent rounds lean on those of all rows, and these on a longer memory.
-
-    Args:
-        size: The number of depths.
-    """
-
-    def __init__(self, size: int):
-        self.size = size
-        self.rows: dict[int, Counts] = {}
-        self.recent = Counts(size)
-        self.lasting = Counts(size)
+class Additions(Records):
+    """How often a token that copies did not hold is accepted from the other drafter, by depth, where they leave it open."""
 
     def observe(self, rows: Sequence[int], open_shares: Sequence[Sequence[float]], added: Sequence[Sequence[bool]]) -> None:
         """Learns from a round.
@@ -73,13 +61,8 @@ class Additions:
             open_shares: Per line and depth drafted, how likely no copy was to be accepted there.
             added: Per line, for each accepted token whether it was the other drafter's alone.
         """
-        self.recent.fade(MEMORY)
-        if any(open_shares):
-            self.lasting.fade(LONG_MEMORY)
-        for row, shares, own in zip(rows, open_shares, added, strict=True):
-            counted = self.rows.setdefault(row, Counts(self.size))
-            counted.fade(MEMORY)
-            for counts in (counted, self.recent, self.lasting):
+        for memories, shares, own in zip(self.of_round(rows, any(open_shares)), open_shares, added, strict=True):
+            for counts in memories:
                 for depth, share in enumerate(shares):
                     hit = depth < len(own) and own[depth]
                     counts.judged[depth] += max(share, float(hit))
