@@ -123,13 +123,6 @@ class SlotLayer(CacheLayerMixin):
             for one, other in swaps:
                 buffer[[one, other]] = buffer[[other, one]]
 
-    def gather_slots(self, sources: Tensor, targets: Tensor) -> None:
-        """Moves slots `sources` `[B, D]` of each row to `targets` `[B, D]`."""
-        for buffer in (self.keys, self.values):
-            shape = (-1, buffer.shape[1], -1, buffer.shape[3])
-            moved = buffer.gather(2, sources[:, None, :, None].to(buffer.device).expand(shape))
-            buffer.scatter_(2, targets[:, None, :, None].to(buffer.device).expand(shape), moved)
-
 
 class SlotCache(Cache):
     """Keys and values of all layers.
@@ -210,8 +203,7 @@ class SlotCache(Cache):
             base = self.layout.length_tensor[:, None]
             moved = base + torch.tensor(sources, device=base.device)
             targets = base + torch.arange(longest, device=base.device)
-            for layer in self.slot_layers:
-                layer.gather_slots(moved, targets)
+            self._move(moved, targets)
         self.layout.set_lengths([length + len(slots) for length, slots in zip(self.layout.lengths, kept, strict=True)])
         self.layout.written = 0
 
@@ -254,6 +246,19 @@ class SlotCache(Cache):
             layer.show(len(self.order))
         self.going = len(self.order)
         self.layout.set_lengths([self.left[row] for row in self.order])
+
+    def _move(self, sources: Tensor, targets: Tensor) -> None:
+        """Moves slots `sources` `[B, D]` of each row to `targets` `[B, D]`."""
+        indices: dict[Any, tuple[Tensor, Tensor]] = {}  # mostly the same ones for all layers
+        for layer in self.slot_layers:
+            for buffer in (layer.keys, layer.values):
+                heads, width = buffer.shape[1], buffer.shape[3]
+                kind = (buffer.device, heads, width)
+                if kind not in indices:
+                    source, target = (slots[:, None, :, None].to(buffer.device) for slots in (sources, targets))
+                    indices[kind] = source.expand(-1, heads, -1, width), target.expand(-1, heads, -1, width)
+                source, target = indices[kind]
+                buffer.scatter_(2, target, buffer.gather(2, source))
 
     def _note_lengths(self) -> None:
         for line, length in enumerate(self.layout.lengths[: self.going]):

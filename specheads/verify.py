@@ -28,6 +28,8 @@ from torch import Tensor
 from .randomness import Noise
 from .tree import NO_LAW, NO_TOKEN, DraftTree, path_to
 
+BLOCK = 64  # scores that are looked at together in the search for the greatest one
+
 
 class NodeLaws(Protocol):
     """The target's processed scores at the nodes of one round, each with its own prefix.
@@ -77,9 +79,9 @@ def match(
 ) -> Verdict:
     """Walks down the tree while the target's own token is among the current node's children.
 
-    Exact for every drafter: the output is a stream of the target's tokens. Laws are computed along the walk only. Rows
-    leave the walk where their token was not drafted; on an accelerator they stay to the tree's depth, since to ask would be to
-    wait for the device, unless the processors wait for it anyway.
+    Exact for every drafter: the output is a stream of the target's tokens. Where they are drawn or depend on prefixes, laws are
+    computed along the walk only. Rows leave the walk where their token was not drafted; on an accelerator they stay to the
+    tree's depth, since to ask would be to wait for the device, unless the processors wait for it anyway.
 
     Args:
         tree: The draft.
@@ -90,6 +92,8 @@ def match(
         after_level: Called with one token per line after each level, when the rows must go in step; says whether to go on.
             The walk then also ends at the first level where some line's token was not drafted.
     """
+    if noise is None and after_level is None and not laws.needs_prefixes:
+        return _match_at_once(tree, laws)
     batch_size, device = tree.tokens.shape[0], tree.tokens.device
     asks = device.type == "cpu" or laws.needs_prefixes
     node = torch.zeros(batch_size, dtype=torch.long, device=device)
@@ -119,6 +123,28 @@ def match(
     return _read_walk(tree, walked, nodes)
 
 
+def _match_at_once(tree: DraftTree, laws: NodeLaws) -> Verdict:
+    """`match` where each node's token follows from its scores alone: all of them are looked up, and the walk is the host's."""
+    said = most_probable(laws.everywhere(tree))
+    table = torch.cat([tree.shape_per_line, said, tree.parents, tree.tokens], dim=1).tolist()  # the round's one wait
+    verdict, size = Verdict([], [], [], []), tree.size
+    for drafted, depth, *row in table:
+        following, parents, tokens = row[: size + 1], row[size + 1 : 2 * size + 1], row[2 * size + 1 :]
+        children: dict[tuple[int, int], int] = {}
+        for node, place in enumerate(zip(parents, tokens, strict=True), 1):
+            children.setdefault(place, node)
+        path: list[int] = []
+        emitted = [following[0]]
+        while node := children.get((path[-1] if path else 0, emitted[-1])):
+            path.append(node)
+            emitted.append(following[node])
+        verdict.paths.append(path)
+        verdict.emitted.append(emitted)
+        verdict.sizes.append(drafted)
+        verdict.depths.append(depth)
+    return verdict
+
+
 def _read_walk(tree: DraftTree, walked: list[Tensor], nodes: list[Tensor]) -> Verdict:
     levels = len(walked)
     # The round's one wait for the device. Row by row: the draft's shape, the tokens of each level, the nodes they led to.
@@ -136,8 +162,24 @@ def choose(scores: Tensor, noise: Noise | None, rows: Sequence[int], positions: 
         scores: `[R, V]` processed logits.
     """
     if noise is None:
-        return scores.argmax(dim=-1)
+        return most_probable(scores)
     return _draw(scores.softmax(dim=-1), noise, rows, positions)
+
+
+def most_probable(scores: Tensor) -> Tensor:
+    """`argmax` of scores `[..., V]` over the last dimension.
+
+    On a CPU it takes many times as long as to find the greatest value. So first the block that has it is found.
+    """
+    blocks = scores.shape[-1] // BLOCK
+    if scores.device.type != "cpu" or blocks < BLOCK:
+        return scores.argmax(dim=-1)
+    whole = blocks * BLOCK
+    divided = scores[..., :whole].unflatten(-1, (blocks, BLOCK))
+    place = torch.cat([divided.amax(dim=-1), scores[..., whole:]], dim=-1).argmax(dim=-1)
+    index = place.clamp(max=blocks - 1)[..., None, None].expand(*place.shape, 1, BLOCK)
+    inside = divided.gather(-2, index)[..., 0, :].argmax(dim=-1)
+    return torch.where(place < blocks, place * BLOCK + inside, place + whole - blocks)
 
 
 def _draw(weights: Tensor, noise: Noise, rows: Sequence[int], positions: Sequence[int]) -> Tensor:

@@ -11,9 +11,13 @@ from ..tree import NO_TOKEN, DraftTree
 from .base import Accepted, Budget, DraftContext
 from .best_first import Candidate, Draft, Reliance, grow_paying, is_single_path, tree_of
 from .known_text import known_segments
-from .recycling import RANK_PROBABILITIES, AdjacencyMatrix, observed
+from .recycling import AdjacencyMatrix, observed
 from .suffix import SOURCES, compare, continuations, end_of, relied_on
 from .suffix_automaton import SuffixAutomaton, index_of
+
+# What part of the probability that copies leave open goes to a candidate by its rank, as measured on greedy answers of a small
+# chat model. It is less than what candidates get by themselves: those that were right before are among the copies.
+RANK_SHARES = (0.12, 0.12, 0.09, 0.06, 0.04, 0.03, 0.02, 0.02)
 
 
 class AutoDrafter:
@@ -73,7 +77,7 @@ class AutoDrafter:
     def _children(self, automaton: SuffixAutomaton, after: Candidate) -> list[Candidate]:
         found, left = continuations(automaton, after)
         copied = {candidate.token for candidate in found}
-        for probability, token in zip(RANK_PROBABILITIES, self.matrix.after(after.token), strict=False):
+        for share, token in zip(RANK_SHARES, self.matrix.after(after.token), strict=False):
             if token not in copied:
-                found.append(Candidate(left * probability, token))
+                found.append(Candidate(left * share, token))
         return found

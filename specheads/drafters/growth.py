@@ -199,8 +199,8 @@ def children_of(
     scores = source.scores(context, lines, frontier.paths.flatten(0, 1), frontier.logits.flatten(0, 1))
     points = width - count if is_mixed else width
     # Of one node's children no more than that many can be among the best, and few are quicker to compare than all.
-    best = scores.topk(min(points, scores.shape[-1]), dim=-1)
-    reach = (best.values - scores.logsumexp(dim=-1, keepdim=True)).view(batch_size, count, -1)
+    best = scores.log_softmax(dim=-1).topk(min(points, scores.shape[-1]), dim=-1)
+    reach = best.values.view(batch_size, count, -1)
     reach = (reach + frontier.value.to(reach.dtype)[:, :, None]).flatten(1)
     value, place = reach.topk(min(points, reach.shape[1]), dim=1)
     columns = best.indices.view(batch_size, -1).gather(1, place)

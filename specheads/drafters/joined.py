@@ -23,19 +23,19 @@ def joined(copies: DraftTree, other: DraftTree) -> DraftTree:
     """
     if not copies.size or not other.size:
         return copies if copies.size else other
+    device, held = copies.tokens.device, copies.size
     absent = other.tokens == NO_TOKEN
-    place = torch.arange(copies.size, copies.size + other.size + 1, device=absent.device).repeat(len(absent), 1)
-    place[:, 0] = 0  # the root is the same; and of the others a node follows its parent, so each round settles one more level
-    known = absent
-    for _ in range(other.depth):
-        parents = place.gather(1, other.parents)
-        same = (copies.tokens[:, None] == other.tokens[:, :, None]) & (copies.parents[:, None] == parents[:, :, None])
-        same &= ~absent[:, :, None]  # [B, M, N]
-        known = same.any(dim=2)
-        place[:, 1:] = torch.where(known, same.int().argmax(dim=2) + 1, place[:, 1:])
-    dropped = known | absent
+    alike = (copies.tokens[:, None] == other.tokens[:, :, None]) & ~absent[:, :, None]  # [B, M, N]
+    order, behind = torch.arange(1, held + 1, device=device), torch.arange(held + 1, held + other.size + 1, device=device)
+    twins = torch.zeros_like(other.tokens)  # which of the copies each is, 0 for none
+    parents = other.parents
+    for _ in range(other.depth):  # a node follows its parent, so each round settles one more level
+        places = torch.nn.functional.pad(torch.where(twins > 0, twins, behind), (1, 0))  # the root is the same
+        parents = places.gather(1, other.parents)
+        twins = ((alike & (copies.parents[:, None] == parents[:, :, None])) * order).amax(dim=2)
+    dropped = absent | (twins > 0)
     tokens = torch.cat([copies.tokens, other.tokens.masked_fill(dropped, NO_TOKEN)], dim=1)
-    parents = torch.cat([copies.parents, place.gather(1, other.parents).masked_fill(dropped, 0)], dim=1)
+    parents = torch.cat([copies.parents, parents.masked_fill(dropped, 0)], dim=1)
     tree = DraftTree(tokens, parents, max(copies.depth, other.depth))
     return tree if tokens.device.type != "cpu" else tree.trimmed()  # elsewhere to look is to wait
 

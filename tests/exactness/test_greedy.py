@@ -194,7 +194,7 @@ def test_the_comparison_sees(mistake: str, monkeypatch: pytest.MonkeyPatch) -> N
             lambda self, kept: original_commit(self, [[*slots, len(slots)] if slots else [] for slots in kept]),
         )
     else:
-        monkeypatch.setattr("specheads.cache.SlotLayer.gather_slots", lambda self, sources, targets: None)
+        monkeypatch.setattr("specheads.cache.SlotCache._move", lambda self, sources, targets: None)
     target = specheads.enable(tiny("mistral"))
     inputs = prompt("mistral", 4)
     plain = target.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)

@@ -62,7 +62,7 @@ def test_the_comparison_sees(mistake: str, monkeypatch: pytest.MonkeyPatch) -> N
             SlotCache, "commit", lambda self, kept: commit(self, [[*slots, len(slots)] if slots else [] for slots in kept])
         )
     elif mistake == "path":
-        monkeypatch.setattr("specheads.cache.SlotLayer.gather_slots", lambda self, sources, targets: None)
+        monkeypatch.setattr("specheads.cache.SlotCache._move", lambda self, sources, targets: None)
     else:
         mask = SlotRunner._mask
         monkeypatch.setattr(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specheads import verify
 from specheads.tree import DraftTree
-from specheads.verify import match, settle
+from specheads.verify import Verdict, match, settle
 
 from .replay import ReplayNoise, branches, law_of, total_variation
 
@@ -196,3 +196,65 @@ def test_a_batch_settles_each_row_as_alone() -> None:
     alone = [verify._acceptances(tree, one.clone(), carry=True) for tree, one in zip(trees, owed, strict=True)]
     both = DraftTree.chain(torch.cat([t.tokens for t in trees]), torch.cat([t.proposals for t in trees]))
     assert torch.equal(verify._acceptances(both, torch.cat(owed), carry=True), torch.cat(alone))
+
+
+class ScoresOfNodes:
+    """`NodeLaws` from a table of scores `[B, N + 1, V]`.
+
+    Args:
+        scores: The table.
+        needs_prefixes: What it says of itself; it makes the verifier walk.
+    """
+
+    def __init__(self, scores: Tensor, needs_prefixes: bool):
+        self.scores, self.needs_prefixes = scores, needs_prefixes
+
+    def at(self, lines: Sequence[int], nodes: Tensor, drafted: Tensor) -> Tensor:
+        return self.scores[torch.tensor(list(lines)), nodes]
+
+    def everywhere(self, tree: DraftTree) -> Tensor:
+        return self.scores
+
+
+def matched_both_ways(seed: int) -> tuple[Verdict, Verdict]:
+    """The verdict on random trees, rows of different sizes among them, by looking up all nodes and by a walk."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(3):
+        size = int(torch.randint(7, (), generator=generator))
+        parents = [int(torch.randint(node + 1, (), generator=generator)) for node in range(size)]
+        rows.append((torch.randint(VOCAB, (size,), generator=generator).tolist(), parents))
+    tree = DraftTree.from_rows(rows, torch.device("cpu"))
+    # Of few values: equal ones are among the greatest.
+    scores = torch.randint(2, (3, tree.size + 1, VOCAB), generator=generator).float()
+    at_once, walked = (match(tree, ScoresOfNodes(scores, way), None, [0, 1, 2], [0, 0, 0]) for way in (False, True))
+    return at_once, walked
+
+
+def test_a_greedy_match_is_the_walks() -> None:
+    verdicts = [matched_both_ways(seed) for seed in range(200)]
+    assert all(at_once == walked for at_once, walked in verdicts)
+    assert max(len(path) for at_once, _ in verdicts for path in at_once.paths) >= 3
+
+
+def test_a_greedy_match_that_takes_the_last_of_equal_scores_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last(scores: Tensor) -> Tensor:
+        return VOCAB - 1 - scores.flip(-1).argmax(dim=-1)
+
+    monkeypatch.setattr(verify, "choose", lambda scores, *rest: scores.argmax(dim=-1))
+    monkeypatch.setattr(verify, "most_probable", last)
+    assert any(at_once != walked for at_once, walked in map(matched_both_ways, range(50)))
+
+
+@pytest.mark.parametrize("vocab_size", [7, 4096, 4097, 50257])
+@pytest.mark.parametrize("kind", ["ties", "distinct", "nan", "all -inf"])
+def test_the_most_probable_token_is_argmaxs(kind: str, vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    values = {"ties": 3, "distinct": 10**6, "nan": 50, "all -inf": 3}[kind]
+    for _ in range(10):
+        scores = torch.randint(values, (4, 2, vocab_size), generator=generator).float()
+        if kind == "nan":
+            scores[torch.rand(scores.shape, generator=generator) < 2 / vocab_size] = torch.nan
+        if kind == "all -inf":
+            scores[1:] = -torch.inf
+        assert torch.equal(verify.most_probable(scores), scores.argmax(dim=-1))
