@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 2 for input that cannot be used, 130 for an interruption.
     """
     about = __doc__.split("\n\n")[0]
-    return run_program("acceptance.py", AcceptanceArguments, about, measure_acceptance, show_acceptance, arguments)
+    return run_program("acceptance", AcceptanceArguments, about, measure_acceptance, show_acceptance, arguments)
 
 
 def measure_acceptance(options: AcceptanceArguments) -> dict[str, Any]:

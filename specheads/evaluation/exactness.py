@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 if all drafters were found exact, 1 if not, 2 for input that cannot be used, 130 for an interruption.
     """
     about, exact = __doc__.split("\n\n")[0], (lambda result: 0 if result["passed"] else 1)
-    return run_program("exactness.py", ExactnessArguments, about, measure_exactness, show_exactness, arguments, exact)
+    return run_program("exactness", ExactnessArguments, about, measure_exactness, show_exactness, arguments, exact)
 
 
 def measure_exactness(options: ExactnessArguments) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def run_program(
     """Runs a program.
 
     Args:
-        name: What it is called.
+        name: What it is called: that of its file in `eval/`, and of the command behind `specheads eval`.
         options_type: The dataclass of its options, `output` and `report` among them.
         description: What it does, for its help.
         measure: Measures and writes the result.
@@ -37,7 +37,8 @@ def run_program(
     """
     from transformers import HfArgumentParser
 
-    parser = HfArgumentParser(options_type, prog=name, description=description)
+    program = f"{name}.py" if arguments is None else f"specheads eval {name}"
+    parser = HfArgumentParser(options_type, prog=program, description=description)
     try:
         (options,) = parser.parse_args_into_dataclasses(args=arguments)
         check_packages(options.report)
@@ -45,10 +46,10 @@ def run_program(
         check_output("--report", options.report)
         result = measure(options)
     except (InputError, OSError) as error:  # the latter for an output that cannot be written
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\n{name}: interrupted; the same command with --resume goes on from here.", file=sys.stderr)
+        print(f"\n{program}: interrupted; the same command with --resume goes on from here.", file=sys.stderr)
         return INTERRUPTED
     show(result)
     print(f"Written to {options.output}")

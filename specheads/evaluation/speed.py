@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 2 for input that cannot be used, 130 for an interruption.
     """
-    return run_program("speed.py", SpeedArguments, __doc__, measure_speed, show_summary, arguments)
+    return run_program("speed", SpeedArguments, __doc__, measure_speed, show_summary, arguments)
 
 
 def measure_speed(options: SpeedArguments) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from transformers.utils import cached_file, extract_commit_hash
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -97,7 +100,11 @@ def find(name_or_path: str | os.PathLike[str], name: str, download: dict[str, An
 
 def _check_place(name_or_path: str | os.PathLike[str]) -> None:
     """Says that a folder is not there whose name cannot be the id of a repository."""
-    if os.path.isdir(name_or_path) or is_repository_id(os.fspath(name_or_path)):
+    if os.path.isdir(name_or_path):
+        return
+    if is_repository_id(os.fspath(name_or_path)):
+        if os.path.isdir(os.path.dirname(name_or_path) or os.devnull):
+            logger.warning("There is no folder %s here; looking for a repository of that name on the Hub.", name_or_path)
         return
     if os.path.isfile(name_or_path):
         raise NotADirectoryError(f"{name_or_path} is a file, and a head is a folder with a {CONFIG}: name that folder.")

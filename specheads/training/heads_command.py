@@ -33,7 +33,6 @@ from .teacher import Teacher
 from .trainer import HeadTrainer
 from .warm_start import make_head, trained_head
 
-PROGRAM = "heads.py"
 KINDS = (HeadArguments, DataArguments, HeadTrainingArguments)
 
 logger = logging.getLogger(__name__)
@@ -48,14 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 2 for input that cannot be used or output that cannot be written, 130 for an interruption.
     """
+    program = "heads.py" if arguments is None else "specheads train"
     try:
-        head, data, training = parse(KINDS, PROGRAM, __doc__, sys.argv[1:] if arguments is None else arguments)
+        head, data, training = parse(KINDS, program, __doc__, sys.argv[1:] if arguments is None else arguments)
         train(head, data, training)
     except (InputError, OSError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\n{PROGRAM}: interrupted; --resume_from_checkpoint true goes on from the last checkpoint.", file=sys.stderr)
+        print(f"\n{program}: interrupted; --resume_from_checkpoint true goes on from the last checkpoint.", file=sys.stderr)
         return INTERRUPTED
     return 0
 

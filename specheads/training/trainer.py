@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, Subset
 from tqdm import tqdm
-from transformers import Trainer
+from transformers import ProgressCallback, Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy, rotate_checkpoints
 
@@ -39,7 +39,7 @@ from .medusa2 import AdaptedTeacher, JointTraining
 from .metrics import TrainingSums
 from .muon import MuonWithAdamW
 from .order import LengthGrouped
-from .progress import Progress
+from .progress import Progress, ShortLines
 from .step import DraftTraining
 
 HEAD = "drafts.head."  # what the head's weights are called in the trained module
@@ -108,6 +108,8 @@ class HeadTrainer(Trainer):
             eval_dataset=eval_dataset,
             callbacks=[self.progress, *(callbacks or [])],
         )
+        if self.pop_callback(ProgressCallback) is not None:  # there is none if bars are not wanted
+            self.add_callback(ShortLines())
         if self._is_sharded and isinstance(drafts, JointTraining):
             raise InputError("Heads with an adapter of their target are small enough for every process; train without FSDP.")
         if args.muon_learning_rate is not None and (self._is_sharded or isinstance(drafts, JointTraining)):

@@ -284,9 +284,10 @@ def test_programs_take_their_own_arguments(capsys: pytest.CaptureFixture[str]) -
     words = {"train": "--draft_vocab_size", "eval speed": "--variant", "eval acceptance": "--turns"}
     for command, word in words.items():
         assert main([*command.split(), "--help"]) == 0
-        assert word in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert word in said and f"usage: specheads {command} " in said
     assert main(["train", "--no_such_flag", "1"]) == 2
-    assert "heads.py: Unknown option" in capsys.readouterr().err
+    assert "specheads train: Unknown option" in capsys.readouterr().err
 
 
 def test_a_missing_harness_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

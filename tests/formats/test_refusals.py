@@ -235,6 +235,17 @@ def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(name):
             load()
 
 
+@pytest.mark.parametrize("is_near", [True, False])
+def test_before_the_hub_is_asked_a_folder_beside_it_is_a_hint(is_near, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if is_near:
+        (tmp_path / "toy" / "head").mkdir(parents=True)
+    with pytest.raises(OSError, match="toy/haed"):
+        describe_head("toy/haed", local_files_only=True)
+    assert ("There is no folder toy/haed here" in caplog.text) == is_near
+
+
 def test_a_file_is_no_folder(tmp_path):
     folder = made.save(tmp_path, *made.eagle3())
     with pytest.raises(OSError, match=r"config\.json is a file, and a head is a folder"):

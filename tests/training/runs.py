@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from specheads.training.command_line import parse
-from specheads.training.heads_command import KINDS, PROGRAM, train
+from specheads.training.heads_command import KINDS, train
 
 SENTENCE = "Paris is the capital of France and a country in Europe . What answer forty two yes no you are helpful"
 WORDS = SENTENCE.split()
@@ -56,7 +56,7 @@ def flags(target: Path, data: Path, output: Path, *more: str) -> list[str]:
 
 def run(arguments: Sequence[str], callbacks: Sequence[Any] = ()) -> Any:
     """Trains, and gives the trainer."""
-    return train(*parse(KINDS, PROGRAM, None, arguments), callbacks=callbacks)
+    return train(*parse(KINDS, "heads.py", None, arguments), callbacks=callbacks)
 
 
 def losses(folder: Path) -> list[float]:

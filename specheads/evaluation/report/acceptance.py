@@ -14,6 +14,7 @@ from .words import NOTHING, machine_of, model_of, share, short_name, way_of, wit
 Result = Mapping[str, Any]
 Entry = Mapping[str, Any]
 MOST_LINES, MOST_SHOWN = 6, 4
+ORDINALS = ("1st", "2nd", "3rd")
 HEADS_EXPLAINED = "head:... drafts with copies of earlier text beside the head, head-alone:... with the head only."
 
 
@@ -95,11 +96,12 @@ def _figures(best: Entry) -> list[Figure]:
 
 
 def _table(names: Sequence[str], entries: Sequence[Entry]) -> Table:
-    columns = ("drafter", "tokens", "K", "draft", "tokens/round", "accepted", "1st", "2nd", "3rd")
+    shown = max(min(len(entry["figures"]["acceptance_at_position"]), len(ORDINALS)) for entry in entries)
+    columns = ("drafter", "tokens", "K", "draft", "tokens/round", "accepted", *ORDINALS[:shown])
     rows = []
     for entry in entries:
         figures = entry["figures"]
-        positions = [share(value) for value in figures["acceptance_at_position"][:3]]
+        positions = [share(value) for value in figures["acceptance_at_position"][:shown]]
         rows.append(
             [
                 short_name(entry["variant"]),
@@ -109,13 +111,13 @@ def _table(names: Sequence[str], entries: Sequence[Entry]) -> Table:
                 with_interval(figures["mean_acceptance_length"]),
                 share(figures["draft_acceptance_rate"]),
                 *positions,
-                *[NOTHING] * (3 - len(positions)),
+                *[NOTHING] * (shown - len(positions)),
             ]
         )
     note = (
         "K: the most tokens drafted along a path; drafts are as long as they may be. Tokens/round (mean acceptance length): "
-        "emitted tokens / rounds, [ ] bootstrap 95% intervals over prompts. Accepted: accepted / drafted tokens. 1st, 2nd, "
-        "3rd: acceptance at the position, all before it included."
+        "emitted tokens / rounds, [ ] bootstrap 95% intervals over prompts. Accepted: accepted / drafted tokens. 1st and so "
+        "on: acceptance at the position, all before it included."
     )
     return Table("All combinations", columns, rows, note)
 
