@@ -74,9 +74,8 @@ def set_adapter_weights(target: PreTrainedModel, weights: Mapping[str, Tensor]) 
     set_peft_model_state_dict(target, dict(weights), adapter_name=NAME)
 
 
-def goes_with(drafter: Any) -> bool:
-    """Whether a drafter's head was trained together with an adapter of its target."""
-    head = getattr(getattr(drafter, "source", drafter), "head", None)
+def goes_with(head: Any) -> bool:
+    """Whether a head, if there is one, was trained together with an adapter of its target."""
     return bool(getattr(getattr(head, "config", None), "target_adapter", False))
 
 

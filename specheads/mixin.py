@@ -17,7 +17,7 @@ from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel, 
 from . import adapters, attention, compat, packing
 from .closing import lent_cache, returned_fields
 from .config import SpeculativeConfig
-from .drafters import Drafter, load_drafter
+from .drafters import Drafter, head_of, load_drafter
 from .drafters import check_settings as check_settings_of_drafter
 from .kinds import check_model, unwrapped
 from .loop import run
@@ -214,7 +214,8 @@ def enable(
             own first layers; `"mtp"` for the multi-token-prediction layers of its checkpoint), a draft head or the folder or
             Hub id of one, a draft model, a list of draft models, whose draws make one tree of up to `tree_nodes` nodes, a dict
             of a `draft` model and the `inner` drafter that speeds it up (`"suffix"`), or a drafter.
-        pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`).
+        pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`), those of a head
+            too that is loaded here.
         tokenizer: The model's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
             size.
         assistant_tokenizer: That draft model's tokenizer.
@@ -239,24 +240,40 @@ def enable(
     config = SpeculativeConfig.from_options(options)
     if drafter is None and download:
         raise ValueError(f"{', '.join(download)}: only a head that is loaded from the Hub takes such arguments; name it.")
+    attachment = _attachment(model, drafter, tokenizer, assistant_tokenizer, config, options, download)
+    attention.share_heads(model)
+    if pack_for_cpu:
+        packing.pack_for_cpu(model)
+        head = head_of(attachment.drafter)
+        if head is not None and isinstance(drafter, str | os.PathLike):  # one that was given is the caller's to pack
+            packing.pack_like(head, model)
+    if not isinstance(model, SpeculativeGenerationMixin):
+        original: Any = type(model)
+        model.__class__ = _speculative_class(original)
+    model._speculation = attachment
+    return given
+
+
+def _attachment(
+    model: Any,
+    drafter: Any,
+    tokenizer: Any,
+    assistant_tokenizer: Any,
+    config: SpeculativeConfig,
+    options: dict[str, Any],
+    download: dict[str, Any],
+) -> Attachment:
+    """Loads what `enable` is to attach."""
     _take_adapter_away(model)
     loaded = None if drafter is None else load_drafter(unwrapped(drafter), model, tokenizer, assistant_tokenizer, **download)
     if saved := getattr(loaded, "settings", None):
         config = SpeculativeConfig.from_options({**saved, **options})
     if loaded is not None and isinstance(drafter, list | tuple):
         check_settings_of_drafter(loaded, config)  # calls may name another number, but this one has to be there
-    is_adapted = isinstance(drafter, str | os.PathLike) and adapters.goes_with(loaded)
+    is_adapted = isinstance(drafter, str | os.PathLike) and adapters.goes_with(head_of(loaded))
     if is_adapted:
         adapters.load_adapter(model, drafter, **download)
-    attachment = Attachment(config, loaded, is_adapted)
-    attention.share_heads(model)
-    if pack_for_cpu:
-        packing.pack_for_cpu(model)
-    if not isinstance(model, SpeculativeGenerationMixin):
-        original: Any = type(model)
-        model.__class__ = _speculative_class(original)
-    model._speculation = attachment
-    return given
+    return Attachment(config, loaded, is_adapted)
 
 
 def disable(model: Model) -> Model:

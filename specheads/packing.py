@@ -122,6 +122,12 @@ def pack_for_cpu(model: Model) -> Model:
     return model
 
 
+def pack_like(model: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Packs a model that works beside a packed target, where its weights can be packed."""
+    if is_packed(target) and any(map(_fits, model.modules())):
+        pack_for_cpu(model)
+
+
 def unpack(model: Model) -> Model:
     """Undoes `pack_for_cpu` and frees the packed copies. Returns the model."""
     packed: list[Any] = [layer for layer in model.modules() if type(layer) is PackedLinear]

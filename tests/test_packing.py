@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import specheads
+from specheads import EagleHead
+from specheads.drafters import head_of
 from specheads.packing import FEW_ROWS, PackedLinear, unpack
 
 from .exactness.test_greedy import prompt
@@ -71,3 +74,33 @@ def test_what_cannot_be_packed_is_refused() -> None:
 def test_packing_twice_and_unpacking_twice() -> None:
     model = specheads.pack_for_cpu(specheads.pack_for_cpu(single_precision()))
     assert all(type(layer) is not PackedLinear for layer in unpack(unpack(model)).modules())
+
+
+def is_packed_whole(model: nn.Module) -> bool:
+    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    return bool(linear) and all(type(layer) is PackedLinear for layer in linear)
+
+
+def test_a_head_that_is_loaded_is_packed_as_its_target_is(tmp_path: Path) -> None:
+    model = single_precision()
+    EagleHead.from_target(model).save_pretrained(tmp_path)
+    given = EagleHead.from_pretrained(tmp_path, dtype=torch.float32)
+    inputs = prompt("llama", 2)
+    expected = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    for drafter, packs, head_is_packed in ((tmp_path, True, True), (tmp_path, False, False), (given, True, False)):
+        specheads.enable(model, drafter=drafter, pack_for_cpu=packs, tree_nodes=6)
+        head = head_of(model._speculation.drafter)
+        assert head is not None and is_packed_whole(head) == head_is_packed
+        assert torch.equal(expected, model.generate(**inputs, max_new_tokens=12, do_sample=False, speculative=True))
+        specheads.disable(model)
+    specheads.pack_for_cpu(model)
+    head = head_of(specheads.load_drafter(tmp_path, model))
+    assert head is not None and is_packed_whole(head)
+    unpack(model)
+
+
+def test_a_drafter_that_cannot_be_loaded_leaves_weights_as_they_are(tmp_path: Path) -> None:
+    model = single_precision()
+    with pytest.raises(FileNotFoundError):
+        specheads.enable(model, drafter=tmp_path, pack_for_cpu=True)
+    assert not any(type(layer) is PackedLinear for layer in model.modules())

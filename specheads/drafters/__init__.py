@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..kinds import unwrapped
+from ..packing import pack_like
 from .base import (
     OF_TARGET,
     REGISTRY,
@@ -22,7 +23,7 @@ from .base import (
     drafter_of_target,
 )
 
-__all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "check_settings", "drafter_by_name", "load_drafter"]
+__all__ = ["Accepted", "Budget", "DraftContext", "Drafter", "check_settings", "drafter_by_name", "head_of", "load_drafter"]
 
 
 METHODS = ("begin", "propose", "commit", "keep_rows")
@@ -92,6 +93,7 @@ def _loaded(
         from ..formats import import_head
 
         head = import_head(spec, target, **options).to(device=target.device, dtype=target.dtype)
+        pack_like(head, target)
         return _of_head(head, target, tokenizer, with_suffix)
     if isinstance(spec, PreTrainedModel) and not _is_head(spec):
         return _of_model(spec, target, tokenizer, assistant_tokenizer, **options)
@@ -100,6 +102,11 @@ def _loaded(
     if isinstance(spec, str):
         return _of_name(spec, target, tokenizer)
     return _of_head(spec, target, tokenizer, with_suffix) if _is_head(spec) else _checked(spec)
+
+
+def head_of(drafter: Any) -> PreTrainedModel | None:
+    """The head that a drafter drafts with, if it does so with one."""
+    return getattr(getattr(drafter, "source", drafter), "head", None)
 
 
 def _of_name(name: str, target: PreTrainedModel, tokenizer: Any) -> Drafter:

@@ -1,7 +1,8 @@
 """A smaller model with the target's tokenizer as the drafter (Leviathan et al. 2023); see `other_vocabulary` for another one.
 
-It samples with a law that is known, so ratios can be verified; or it takes the most probable tokens. Its cache follows the
-target's: what is rejected is forgotten, what the target added is fed with the next draft. For an encoder-decoder it may be one
+It samples with a law that is known, so ratios can be verified; or it takes the most probable tokens. It reads a text when it is
+first to draft, so one that never pays costs nothing. Its cache follows the target's: what is rejected is forgotten, what the
+target added is fed with the next draft. For an encoder-decoder it may be one
 too, whose encoder reads the same; or decoder-only, and then it reads the encoder's tokens before those of the decoder.
 
 Shapes: B lines, M tokens that the draft model has not seen, V the target's vocabulary, V' its own.
@@ -59,7 +60,7 @@ class DraftModelDrafter:
         self.runner: ModelRunner | None = None
 
     def begin(self, context: DraftContext) -> None:
-        """Runs the draft model over the prompts, unless they leave it no room.
+        """Sees whether the prompts leave the draft model room.
 
         Raises:
             ValueError: if the draft model has an encoder and the call does not say what it should read.
@@ -74,14 +75,8 @@ class DraftModelDrafter:
             self.position_limit = getattr(text, "max_position_embeddings", None)
         self.runner = None
         self.sources = self._sources(context)
-        prompts = [self._text(context, line) for line in range(len(context.rows))]
-        if self.position_limit is not None and max(map(len, prompts)) >= self.position_limit:
-            return
-        ids, mask = _left_padded(prompts, self._device(context))
-        most = max(context.sequences.remaining(row) for row in context.rows)
-        room = most + context.config.draft_tokens + (context.config.tree_nodes or 0) + 1
-        self.padding = [ids.shape[1] - len(prompt) for prompt in prompts]
-        self.runner = run_prompt(self.model, ids, mask, self._encoder_inputs(context), room)
+        longest = max(self._length(context, line) for line in range(len(context.rows)))
+        self.has_room = self.position_limit is None or longest < self.position_limit
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A sampled or most probable chain, or a tree if the budget has more nodes than depth."""
@@ -193,15 +188,28 @@ class DraftModelDrafter:
 
     def depth_within_limit(self, context: DraftContext, budget: Budget) -> int:
         """How deep the draft model's positions let it draft; not at all if the prompt left it none."""
-        if self.runner is None:
+        if not self.has_room:
             return 0
         if self.position_limit is None:
             return budget.depth
         longest = max(self._length(context, line) for line in range(len(context.rows)))
         return max(0, min(budget.depth, self.position_limit - longest))
 
+    def _open(self, context: DraftContext) -> list[list[int]]:
+        """Runs the draft model over what there is, each row's last token excepted; returns what it has read."""
+        read = [self._text(context, line) for line in range(len(context.rows))]
+        read = [text[: max(1, len(text) - 1)] for text in read]
+        ids, mask = _left_padded(read, self._device(context))
+        most = max(context.sequences.remaining(row) for row in context.rows)
+        room = most + context.config.draft_tokens + (context.config.tree_nodes or 0) + 2
+        self.padding = [ids.shape[1] - len(text) for text in read]
+        self.runner = run_prompt(self.model, ids, mask, self._encoder_inputs(context), room)
+        return read
+
     def _catch_up(self, context: DraftContext) -> tuple[Tensor, int]:
         """Feeds what the draft model has not seen. Returns the logits `[B, V]` after each row's last token, and M."""
+        if self.runner is None:
+            self._open(context)
         assert self.runner is not None
         lengths = [self._length(context, line) for line in range(len(context.rows))]
         while True:
@@ -223,12 +231,13 @@ class DraftModelDrafter:
     def _encoder_inputs(self, context: DraftContext) -> dict[str, Any]:
         if context.encoder_inputs is None or not self.model.config.is_encoder_decoder:
             return {}
-        given, mask = context.encoder_inputs.to(self._device(context)), context.encoder_mask
+        rows = torch.tensor(context.rows, device=context.encoder_inputs.device)
+        given, mask = context.encoder_inputs[rows].to(self._device(context)), context.encoder_mask
         if given.is_floating_point():
             given = given.to(self.model.dtype)
         elif mask is None:
-            mask = torch.ones_like(given)
-        read = {} if mask is None else {"attention_mask": mask.to(given.device)}
+            mask = torch.ones_like(context.encoder_inputs)
+        read = {} if mask is None else {"attention_mask": mask[rows.to(mask.device)].to(given.device)}
         encoder = self.model.get_encoder()
         states = encoder(**{encoder.main_input_name: given}, **read, return_dict=True).last_hidden_state
         return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), **read}

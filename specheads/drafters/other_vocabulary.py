@@ -53,7 +53,7 @@ class OtherVocabularyDrafter(DraftModelDrafter):
         self.translation = Translation(tokenizer, assistant_tokenizer, (_size(target), _size(model)))
 
     def begin(self, context: DraftContext) -> None:
-        """Reads the prompts in the draft model's vocabulary, and runs it over them."""
+        """Reads the prompts in the draft model's vocabulary."""
         pairs = {ours: theirs for ours, theirs in self.translation.pairs.items() if ours < context.vocab_size}
         self.writes_freely = context.noise is None or not pairs
         self.shared = torch.tensor([list(pairs), list(pairs.values())], dtype=torch.long, device=context.device)  # [2, T]
@@ -62,7 +62,7 @@ class OtherVocabularyDrafter(DraftModelDrafter):
         self.own_id[self.shared[0]] = self.shared[1]
         sources = self._sources(context)
         self.readings = [Reading(self.translation, source + context.tokens(line)) for line, source in enumerate(sources)]
-        self.cached = [list(reading.ids) for reading in self.readings]  # per line, what the draft model's cache holds
+        self.cached: list[list[int]] = []  # per line, what the draft model's cache holds
         super().begin(context)
         # As long as no processor looks at ids, laws stay small; keyed noise goes by the target's ids.
         stays_small = self.processors.is_impartial and context.config.sampling_noise != "keyed"
@@ -73,7 +73,7 @@ class OtherVocabularyDrafter(DraftModelDrafter):
         if not self.writes_freely:
             return super().propose(context, budget)
         depth = self.depth_within_limit(context, budget)
-        if self.runner is None or depth == 0:
+        if depth == 0:
             return DraftTree.empty(len(context.rows), context.device)
         self.written = self._write(context, depth).tolist()
         ends = context.sequences.end_tokens
@@ -101,7 +101,7 @@ class OtherVocabularyDrafter(DraftModelDrafter):
         """Drops the other rows."""
         super().keep_rows(lines)
         self.readings = [self.readings[line] for line in lines]
-        self.cached = [self.cached[line] for line in lines]
+        self.cached = [self.cached[line] for line in lines] if self.cached else []
 
     def scores(self, context: DraftContext, lines: Sequence[int], drafted: Tensor, logits: Tensor) -> Tensor:
         """The draft model's processed scores of shared tokens.
@@ -134,6 +134,8 @@ class OtherVocabularyDrafter(DraftModelDrafter):
 
     def _catch_up(self, context: DraftContext) -> tuple[Tensor, int]:
         """Forgets what reads otherwise by now, and feeds the rest."""
+        if self.runner is None:
+            self.cached = self._open(context)
         assert self.runner is not None
         for line, reading in enumerate(self.readings):
             self.cached[line] = self.cached[line][: _common(self.cached[line], reading.ids)]

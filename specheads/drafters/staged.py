@@ -63,7 +63,7 @@ class StagedDrafter(DraftModelDrafter):
             )
 
     def begin(self, context: DraftContext) -> None:
-        """Runs the draft model over the prompts and indexes what every line knows."""
+        """Indexes what every line knows."""
         super().begin(context)
         self.automata = [index_of(known_segments(context, line)) for line in range(len(context.rows))]
 

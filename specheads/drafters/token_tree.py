@@ -65,7 +65,7 @@ class TokenTreeDrafter:
         self.replacement = replacement
 
     def begin(self, context: DraftContext) -> None:
-        """Runs the draft models over the prompts."""
+        """Sees what room the prompts leave the draft models."""
         self.models = [copy.copy(model) for model in self.models]
         for model in self.models:
             model.begin(context)
