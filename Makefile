@@ -49,7 +49,7 @@ docs: $(VENV_DOCS)/ready
 # The table of README.md, in about a quarter of an hour.
 bench: $(VENV)/ready
 	$(VENV)/bin/python eval/speed.py --prompts eval/prompts.jsonl --max-new-tokens 96 --repeats 2 \
-		--variant plain,plain,plain+packed,auto+packed,suffix+packed,head:specheads/demo/eagle3+packed,hf-lookup,hf-lookup+packed \
+		--variant plain,plain,plain+packed,auto+packed,head:specheads/demo/eagle3+packed,hf-lookup,hf-lookup+packed \
 		--output speed.json --markdown speed.md
 	cat speed.md
 

@@ -32,9 +32,10 @@ if TYPE_CHECKING:  # rich is imported where it is used: without it, the demonstr
 
 DEFAULT = "auto"
 HEADS_FOLDER = Path(__file__).parent
-TIMES = """\
-About three minutes on two cores: plain generate and speculative=True take turns. The first time it is more: `make demo`
-installs its packages, which takes a few minutes, and SmolLM2-135M-Instruct is converted, which takes about one."""
+TIMES = (
+    "About three minutes on two cores: plain generate and speculative=True take turns. The first time it is more: `make demo` "
+    "installs its packages, which takes a few minutes, and SmolLM2-135M-Instruct is converted, which takes about one."
+)
 MAX_NEW_TOKENS = 80
 SEED = 7
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}
@@ -117,7 +118,7 @@ class Demo:
             way: `"greedy"` or `"sampled"`.
             drafter: What is attached to the model.
         """
-        self.console.rule(f"{name}, {way}" + ("" if drafter == DEFAULT else f", {drafter}"), align="left", characters="-")
+        self.console.rule(f"{name}, {way}, {drafter}", align="left", characters="-")
         order = (False, True) if len(self.pairs) % 2 == 0 else (True, False)
         runs = {speculative: self._watched(prompts, way, speculative) for speculative in order}
         plain, speculative = runs[False], runs[True]
@@ -128,8 +129,11 @@ class Demo:
 
     def show_table(self) -> None:
         """Prints the comparison."""
-        columns = ("prompt", "way", "plain tok/s", "speculative tok/s", "ratio", "τ", "greedy tokens")
-        caption = "τ, the mean acceptance length: emitted tokens / rounds, where a round is one pass of the target."
+        columns = ("prompt", "drafter", "way", "plain tok/s", "speculative tok/s", "ratio", "τ", "greedy tokens")
+        caption = (
+            "τ, the mean acceptance length: emitted tokens / rounds, where a round is one pass of the target. In a batch all "
+            "prompts are generated at once, and tokens are counted together; on a CPU drafts pay little there."
+        )
         show_table("Plain generate and speculative=True", columns, [_cells(pair) for pair in self.pairs], caption)
 
     def _show_texts(self, pair: Pair) -> None:
@@ -248,8 +252,7 @@ def _cells(pair: Pair) -> list[str]:
     plain, speculative = pair.plain.tokens_per_second, pair.speculative.tokens_per_second
     mean_length = pair.speculative.speculation.mean_acceptance_length
     figures = [f"{plain:.1f}", f"{speculative:.1f}", f"{speculative / plain:.2f}", f"{mean_length:.2f}"]
-    name = pair.name if pair.drafter == DEFAULT else f"{pair.name}, {pair.drafter}"
-    return [name, pair.way, *figures, _identity(pair.divergences)]
+    return [pair.name, pair.drafter, pair.way, *figures, _identity(pair.divergences)]
 
 
 def _identity(divergences: Sequence[Divergence] | None) -> str:

@@ -230,6 +230,11 @@ class EagleConfig(HeadConfig):
         if (count := (self.base_model or {}).get("layers")) is not None:
             self.check_layers(count)
 
+    def suggest(self, draft_tokens: int) -> None:
+        """Tells engines how many tokens are best drafted; where nothing is told, it is 5."""
+        self.speculators_config = self.speculators_config or self._default_speculators_config()
+        self.speculators_config["proposal_methods"][0]["speculative_tokens"] = draft_tokens
+
     def _default_speculators_config(self) -> dict[str, Any]:
         made_for = self.base_model or {}
         return {

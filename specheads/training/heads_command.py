@@ -13,7 +13,7 @@ from transformers import set_seed
 
 from ..evaluation.bench import check_place
 from ..evaluation.prompts import InputError
-from ..heads import DraftHead, MedusaHeads
+from ..heads import DraftHead, EagleConfig, MedusaHeads
 from ..heads.target_parts import parts_of
 from ..interruption import INTERRUPTED
 from .arguments import DataArguments, HeadArguments, HeadTrainingArguments
@@ -123,6 +123,8 @@ def _trainer(
     target, tokenizer = load_target(head, args)
     corpus = load_corpus(data, tokenizer, target, args.seed)
     made = _head(head, args, target, tokenizer, corpus)
+    if isinstance(made.config, EagleConfig):
+        made.config.suggest(args.depth)
     made.config.training_data = data_description(data, corpus.template_arguments)
     warn_of_other_writers(data.dataset_name, made.config.base_model or {})
     drafts = _in_training(head, args, made, target)

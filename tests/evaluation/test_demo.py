@@ -28,7 +28,7 @@ def test_the_demonstration_shows_texts_and_compares(
     demo.run_all(demo.Demo(enabled, tokenizer, Console(file=printed, force_terminal=in_colour, highlight=False)))
     text = printed.getvalue()
     assert ("\x1b[4;34m" in text) == in_colour
-    assert "batch of 4, sampled" in text
+    assert "batch of 4, sampled, auto" in text
     table = capsys.readouterr().out
     assert table.count("identical") == len(demo.PROMPTS) + 1
 

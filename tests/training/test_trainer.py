@@ -44,6 +44,9 @@ def test_head_is_trained_saved_and_loaded(target_folder: Path, chats: Path, tmp_
     known = ids_from_offsets(saved["d2t"])
     assert len(set(known.tolist())) == 48 and saved["lm_head.weight"].shape[0] == 48
     assert all(torch.equal(weight, before[name]) for name, weight in load_file(target_folder / "model.safetensors").items())
+    config = specheads.EagleConfig.from_pretrained(tmp_path / "out")
+    depth = int(arguments[arguments.index("--depth") + 1])
+    assert config.facts().vllm == {"method": "eagle3", "num_speculative_tokens": depth} and depth != 5
     model = AutoModelForCausalLM.from_pretrained(target_folder)
     specheads.enable(model, drafter=str(tmp_path / "out"), draft_tokens=3, adaptive=False)
     ids = torch.tensor([[5, 6, 7, 8]])
