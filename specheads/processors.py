@@ -196,6 +196,11 @@ class RoundLaws:
             self.recorded = {(line, node): own for line, row in enumerate(scores) for node, own in enumerate(row)}
         return self._padded(range(len(self.rows)), scores)
 
+    def in_order(self, tree: DraftTree) -> Tensor:
+        """Scores `[B, N + 1, V]` of all nodes where only their order counts: raw ones need not be copied."""
+        is_raw = self.processors.is_empty and not self.records and not self.padded
+        return self.logits if is_raw else self.everywhere(tree)
+
     def scores_at(self, line: int, nodes: Sequence[int]) -> Tensor:
         """The recorded scores `[K, V]` of some nodes of a line that the verification walked through."""
         return torch.stack([self.recorded[line, node] for node in nodes])

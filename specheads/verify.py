@@ -48,6 +48,10 @@ class NodeLaws(Protocol):
         """Scores `[B, N + 1, V]` at every node."""
         ...
 
+    def in_order(self, tree: DraftTree) -> Tensor:
+        """The same where only their order counts: in the logits' own precision, if they are these."""
+        ...
+
 
 @dataclass
 class Verdict:
@@ -125,14 +129,14 @@ def match(
 
 def _match_at_once(tree: DraftTree, laws: NodeLaws) -> Verdict:
     """`match` where each node's token follows from its scores alone: all of them are looked up, and the walk is the host's."""
-    said = most_probable(laws.everywhere(tree))
+    said = most_probable(laws.in_order(tree))
     table = torch.cat([tree.shape_per_line, said, tree.parents, tree.tokens], dim=1).tolist()  # the round's one wait
     verdict, size = Verdict([], [], [], []), tree.size
     for drafted, depth, *row in table:
         following, parents, tokens = row[: size + 1], row[size + 1 : 2 * size + 1], row[2 * size + 1 :]
         children: dict[tuple[int, int], int] = {}
-        for node, place in enumerate(zip(parents, tokens, strict=True), 1):
-            children.setdefault(place, node)
+        for index, place in enumerate(zip(parents, tokens, strict=True), 1):
+            children.setdefault(place, index)
         path: list[int] = []
         emitted = [following[0]]
         while node := children.get((path[-1] if path else 0, emitted[-1])):

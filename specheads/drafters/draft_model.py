@@ -74,6 +74,7 @@ class DraftModelDrafter:
             text = self.model.config.get_text_config(decoder=True)
             self.position_limit = getattr(text, "max_position_embeddings", None)
         self.runner = None
+        self.padding: list[int] = []  # per line, of what the draft model has read
         self.sources = self._sources(context)
         longest = max(self._length(context, line) for line in range(len(context.rows)))
         self.has_room = self.position_limit is None or longest < self.position_limit

@@ -106,7 +106,7 @@ def short_line(logs: Mapping[str, Any], step: int, steps: int) -> str:
 
 
 def _positions(logs: Mapping[str, Any], name: str) -> str:
-    found = []
+    found: list[str] = []
     while (value := logs.get(f"{name}{len(found) + 1}")) is not None:
         found.append(f"{value:.2f}")
     return " ".join(found)

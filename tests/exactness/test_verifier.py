@@ -76,6 +76,8 @@ class FixedLaws:
             prefixes.append((*prefixes[parent], token))
         return torch.stack([self.laws("target", prefix).log() for prefix in prefixes])[None]
 
+    in_order = everywhere
+
 
 def drawn_tree(noise: ReplayNoise, parents: list[int], scheme: str, laws: Laws) -> DraftTree:
     """A tree drawn with, or without replacement, the most probable tokens, or a sampled child followed by probable ones."""
@@ -214,6 +216,8 @@ class ScoresOfNodes:
 
     def everywhere(self, tree: DraftTree) -> Tensor:
         return self.scores
+
+    in_order = everywhere
 
 
 def matched_both_ways(seed: int) -> tuple[Verdict, Verdict]:
