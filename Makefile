@@ -46,7 +46,7 @@ lint: $(VENV)/ready
 docs: $(VENV_DOCS)/ready
 	$(VENV_DOCS)/bin/mkdocs build --strict
 
-# The table of README.md, in about a quarter of an hour.
+# The table of README.md, in about ten minutes.
 bench: $(VENV)/ready
 	$(VENV)/bin/python eval/speed.py --prompts eval/prompts.jsonl --max-new-tokens 96 --repeats 2 \
 		--variant plain,plain,plain+packed,auto+packed,head:specheads/demo/eagle3+packed,hf-lookup,hf-lookup+packed \
