@@ -2,8 +2,8 @@
 
 It samples with a law that is known, so ratios can be verified; or it takes the most probable tokens. It reads a text when it is
 first to draft, so one that never pays costs nothing. Its cache follows the target's: what is rejected is forgotten, what the
-target added is fed with the next draft. For an encoder-decoder it may be one too, whose encoder reads the same; or decoder-only,
-and then it reads the encoder's tokens before those of the decoder.
+target added is fed with the next draft. For an encoder-decoder it may be one too, whose encoder reads the same; or
+decoder-only, and then it reads the encoder's tokens before those of the decoder.
 
 Shapes: B lines, M tokens that the draft model has not seen, V the target's vocabulary, V' its own.
 """
