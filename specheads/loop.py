@@ -157,7 +157,7 @@ def keep(call: Call, tree: DraftTree, given: Pass, laws: RoundLaws, verdict: Ver
     kept = emitted if appends_in_verify(call) else call.context.sequences.append(rows, emitted, call.in_step)
     paths = [path[: len(tokens)] for path, tokens in zip(verdict.paths, kept, strict=True)]
     features = given.features(getattr(call.drafter, "feature_layers", ()))
-    accepted = Accepted(tree, paths, kept, given.logits, features, given.probed)
+    accepted = Accepted(tree, paths, kept, given.logits, features, given.probed, laws.maxima)
     account(call, laws, verdict, accepted)
     collect(call, given, laws, accepted)
     # A row's last token is not kept in the cache: it is the root of the next draft. The prompt's pass wrote for good.

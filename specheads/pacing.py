@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import torch
 
 from .config import SpeculativeConfig
@@ -69,8 +68,7 @@ class PassCost:
         self.fills = fills
         self.base, self.per_token, self.per_masked_row = on_cpu if device.type == "cpu" else (1.02, 0.004, 0.0)
         self.weight = 0.0
-        self.products = np.zeros((3, 3))
-        self.targets = np.zeros(3)
+        self.products = [[0.0] * 4 for _ in range(3)]  # of the features with one another and with what was measured
         self.mean = 1.0
         self.terms = (1.0, 0.0, 0.0)  # scale, slope, step
 
@@ -86,13 +84,14 @@ class PassCost:
         if self.weight > 2:  # a pass that something else interrupted is no news about the machine
             seconds = min(seconds, 2 * self(rows, columns))
         cost = self.assumed(rows, columns)
-        features = np.array([1.0, rows * columns / cost, float(columns > 1) / cost])
+        known = (1.0, rows * columns / cost, float(columns > 1) / cost, seconds / cost)
         self.weight = PASS_MEMORY * self.weight + 1
-        self.products = PASS_MEMORY * self.products + np.outer(features, features)
-        self.targets = PASS_MEMORY * self.targets + features * (seconds / cost)
-        self.mean = float(self.targets[0]) / self.weight
-        solved = np.linalg.solve(self.products + np.diag([0.0, DOUBT, DOUBT]), self.targets)
-        self.terms = (float(solved[0]), float(solved[1]), float(solved[2]))
+        self.products = [
+            [PASS_MEMORY * total + one * other for total, other in zip(totals, known, strict=True)]
+            for totals, one in zip(self.products, known, strict=False)
+        ]
+        self.mean = self.products[0][3] / self.weight
+        self.terms = _terms(self.products)
 
     def __call__(self, rows: int, columns: int) -> float:
         """The cost of a pass: in seconds once passes were measured, else in passes over one token."""
@@ -100,6 +99,19 @@ class PassCost:
         scale, slope, step = self.terms
         cost = scale * self.assumed(rows, columns) + slope * rows * columns + (step if columns > 1 else 0.0)
         return max(cost, 0.1 * self.mean)
+
+
+def _terms(products: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """The least-squares solution, by elimination: a call into a library of linear algebra would take longer than the rest."""
+    (a, b, c, x), (_, d, e, y), (_, _, f, z) = products
+    d, f = d + DOUBT, f + DOUBT
+    down, across = b / a, c / a
+    d, e, y = d - down * b, e - down * c, y - down * x
+    f, z = f - across * c, z - across * x
+    last = e / d
+    step = (z - last * y) / (f - last * e)
+    slope = (y - e * step) / d
+    return (x - b * slope - c * step) / a, slope, step
 
 
 class Counts:

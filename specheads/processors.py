@@ -25,6 +25,7 @@ import transformers.generation.logits_process as hf
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from .best_tokens import best_token, block_maxima
 from .sequences import Sequences
 from .tree import DraftTree
 
@@ -167,6 +168,9 @@ class RoundLaws:
         rows: The batch row of each line.
         processors: The call's processors.
         records: Whether to keep the scores for `scores_at`.
+
+    Attributes:
+        maxima: `[B, N + 1, D]` the logits' `block_maxima`, once they were looked for.
     """
 
     def __init__(self, logits: Tensor, rows: Sequence[int], processors: ScoreProcessors, records: bool = False):
@@ -178,6 +182,7 @@ class RoundLaws:
         self.ended = {line for line, row in enumerate(rows) if processors.sequences.finished[row]}
         self.records = records
         self.recorded: dict[tuple[int, int], Tensor] = {}
+        self.maxima: Tensor | None = None
 
     def at(self, lines: Sequence[int], nodes: Tensor, drafted: Tensor) -> Tensor:
         """Scores `[R, V]` of one node per line."""
@@ -196,10 +201,13 @@ class RoundLaws:
             self.recorded = {(line, node): own for line, row in enumerate(scores) for node, own in enumerate(row)}
         return self._padded(range(len(self.rows)), scores)
 
-    def in_order(self, tree: DraftTree) -> Tensor:
-        """Scores `[B, N + 1, V]` of all nodes where only their order counts: raw ones need not be copied."""
-        is_raw = self.processors.is_empty and not self.records and not self.padded
-        return self.logits if is_raw else self.everywhere(tree)
+    def best(self, tree: DraftTree) -> Tensor:
+        """The most probable token `[B, N + 1]` at every node; raw logits keep their precision, as only their order counts."""
+        if not self.processors.is_empty or self.records or self.padded:
+            return best_token(self.everywhere(tree))
+        if self.logits.device.type == "cpu":
+            self.maxima = block_maxima(self.logits)
+        return best_token(self.logits, self.maxima)
 
     def scores_at(self, line: int, nodes: Sequence[int]) -> Tensor:
         """The recorded scores `[K, V]` of some nodes of a line that the verification walked through."""

@@ -41,9 +41,10 @@ class Sequences:
         self.batch_size, self.prompt_width = prompt.shape
         self.max_length = max_length
         self.pad_token = 0 if pad_token is None else int(pad_token)
-        self.ids = _widened(prompt, min(max_length, self.prompt_width + FIRST_ROOM), self.pad_token)
+        self.known_ids = _widened(prompt, min(max_length, self.prompt_width + FIRST_ROOM), self.pad_token)
         self.continuations: list[list[int]] = [[] for _ in range(self.batch_size)]
         self.widths = [self.prompt_width] * self.batch_size
+        self.known_widths = list(self.widths)
         self.finished = [False] * self.batch_size
         self.criteria = criteria
         self.has_unknown_criteria = any(type(criterion) not in KNOWN_CRITERIA for criterion in criteria)
@@ -57,6 +58,22 @@ class Sequences:
         self.needs_step = self.batch_size > 1 and (self.has_unknown_criteria or goes_on)
         self.streamer = streamer
         self.streamed = 0
+
+    @property
+    def ids(self) -> Tensor:
+        """`[B, L]` of all rows, with room behind them; what is new is sent to the device at once, and only when asked for."""
+        new = [row for row in range(self.batch_size) if self.known_widths[row] < self.widths[row]]
+        if not new:
+            return self.known_ids
+        room, widest = self.known_ids.shape[1], max(self.widths)
+        if widest > room:
+            self.known_ids = _widened(self.known_ids, min(self.max_length, max(2 * room, widest)), self.pad_token)
+        places = [(row, column) for row in new for column in range(self.known_widths[row], self.widths[row])]
+        tokens = [self.continuations[row][column - self.prompt_width] for row, column in places]
+        rows, columns, values = torch.tensor([*zip(*places, strict=True), tokens]).to(self.known_ids.device)
+        self.known_ids[rows, columns] = values.to(self.known_ids.dtype)
+        self.known_widths = list(self.widths)
+        return self.known_ids
 
     def remaining(self, row: int) -> int:
         """How many tokens the row may still get."""
@@ -117,18 +134,14 @@ class Sequences:
                 f"The model gives row {rows[tokens.index(NO_LAW)]} no token to sample: its scores are NaN or all "
                 "-inf after the logits processors. Check the model's precision and the constraints."
             )
-        columns = [self.widths[row] for row in rows]
-        if max(columns) >= self.ids.shape[1]:
-            self.ids = _widened(self.ids, min(self.max_length, 2 * self.ids.shape[1]), self.pad_token)
-        self.ids[rows, columns] = torch.tensor(tokens, dtype=self.ids.dtype, device=self.ids.device)
         for row, token in zip(rows, tokens, strict=True):
             self.widths[row] += 1
             self.continuations[row].append(token)
         if self.has_unknown_criteria:
             # Asked as plain `generate` asks: once a step, about the whole batch, ended rows padded to its width.
             width = max(self.widths)
-            stopped = torch.zeros(self.batch_size, dtype=torch.bool, device=self.ids.device)
-            stopped = stopped | self.criteria(self.ids[:, :width].contiguous(), None)
+            ids = self.ids[:, :width].contiguous()
+            stopped = torch.zeros(self.batch_size, dtype=torch.bool, device=ids.device) | self.criteria(ids, None)
             for row in rows:
                 self.finished[row] = self.finished[row] or bool(stopped[row])
             return

@@ -25,10 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .best_tokens import best_token
 from .randomness import Noise
 from .tree import NO_LAW, NO_TOKEN, DraftTree, path_to
-
-BLOCK = 64  # scores that are looked at together in the search for the greatest one
 
 
 class NodeLaws(Protocol):
@@ -48,8 +47,8 @@ class NodeLaws(Protocol):
         """Scores `[B, N + 1, V]` at every node."""
         ...
 
-    def in_order(self, tree: DraftTree) -> Tensor:
-        """The same where only their order counts: in the logits' own precision, if they are these."""
+    def best(self, tree: DraftTree) -> Tensor:
+        """The most probable token `[B, N + 1]` at every node."""
         ...
 
 
@@ -129,7 +128,7 @@ def match(
 
 def _match_at_once(tree: DraftTree, laws: NodeLaws) -> Verdict:
     """`match` where each node's token follows from its scores alone: all of them are looked up, and the walk is the host's."""
-    said = most_probable(laws.in_order(tree))
+    said = laws.best(tree)
     table = torch.cat([tree.shape_per_line, said, tree.parents, tree.tokens], dim=1).tolist()  # the round's one wait
     verdict, size = Verdict([], [], [], []), tree.size
     for drafted, depth, *row in table:
@@ -166,24 +165,8 @@ def choose(scores: Tensor, noise: Noise | None, rows: Sequence[int], positions: 
         scores: `[R, V]` processed logits.
     """
     if noise is None:
-        return most_probable(scores)
+        return best_token(scores)
     return _draw(scores.softmax(dim=-1), noise, rows, positions)
-
-
-def most_probable(scores: Tensor) -> Tensor:
-    """`argmax` of scores `[..., V]` over the last dimension.
-
-    On a CPU it takes many times as long as to find the greatest value. So first the block that has it is found.
-    """
-    blocks = scores.shape[-1] // BLOCK
-    if scores.device.type != "cpu" or blocks < BLOCK:
-        return scores.argmax(dim=-1)
-    whole = blocks * BLOCK
-    divided = scores[..., :whole].unflatten(-1, (blocks, BLOCK))
-    place = torch.cat([divided.amax(dim=-1), scores[..., whole:]], dim=-1).argmax(dim=-1)
-    index = place.clamp(max=blocks - 1)[..., None, None].expand(*place.shape, 1, BLOCK)
-    inside = divided.gather(-2, index)[..., 0, :].argmax(dim=-1)
-    return torch.where(place < blocks, place * BLOCK + inside, place + whole - blocks)
 
 
 def _draw(weights: Tensor, noise: Noise, rows: Sequence[int], positions: Sequence[int]) -> Tensor:

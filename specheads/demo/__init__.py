@@ -67,6 +67,14 @@ class Stack:
     "letter": "Write a short letter to a friend who is moving to another city.",
 }
 
+COLUMNS = ("prompt", "drafter", "way", "plain tok/s", "spec. tok/s", "ratio", "τ", "greedy tokens")
+CAPTION = (
+    "tok/s: tokens per second of plain generate and of speculative=True. τ, the mean acceptance length: emitted tokens / "
+    "rounds, where a round is one pass of the target. greedy tokens: where the two differ, the first token that does, and the "
+    "gap between the target's scores of the two choices. In a batch all prompts are generated at once, and tokens are counted "
+    "together; on a CPU drafts pay little there. Each line is one run of either: its ratio is of these prompts only."
+)
+
 
 @dataclass
 class Pair:
@@ -129,19 +137,20 @@ class Demo:
 
     def show_table(self) -> None:
         """Prints the comparison."""
-        columns = ("prompt", "drafter", "way", "plain tok/s", "speculative tok/s", "ratio", "τ", "greedy tokens")
-        caption = (
-            "τ, the mean acceptance length: emitted tokens / rounds, where a round is one pass of the target. In a batch all "
-            "prompts are generated at once, and tokens are counted together; on a CPU drafts pay little there."
-        )
-        show_table("Plain generate and speculative=True", columns, [_cells(pair) for pair in self.pairs], caption)
+        show_table("Plain generate and speculative=True", COLUMNS, [_cells(pair) for pair in self.pairs], CAPTION)
 
     def _show_texts(self, pair: Pair) -> None:
         stats = pair.speculative.speculation
         for name, tokens, row in zip(pair.prompts, pair.speculative.rows, stats.rows, strict=True):
-            if len(pair.prompts) > 1:
-                self.console.print(f"{name}:", style="bold")
+            self._show_prompt(name)
             self.console.print(self._marked(tokens, accepted_marks(row.per_step_accepted, len(tokens))))
+
+    def _show_prompt(self, name: str) -> None:
+        """As much of a prompt as goes into one line."""
+        from rich.text import Text
+
+        prompt = Text.assemble((f"{name}: ", "bold"), (" ".join(PROMPTS[name].split()), "dim"))
+        self.console.print(prompt, no_wrap=True, overflow="ellipsis")
 
     def _marked(self, tokens: Sequence[int], accepted: Sequence[bool]) -> Text:
         """The text, accepted draft tokens green and the target's own underlined blue; marks where colours are missing."""
@@ -261,5 +270,5 @@ def _identity(divergences: Sequence[Divergence] | None) -> str:
     if not divergences:
         return "identical"
     first = divergences[0]
-    gap = "one text ended" if first.gap is None else f"top-2 gap {first.gap:.1e}"
-    return f"differ from token {first.position} on, {gap}"
+    gap = "one text ended" if first.gap is None else f"gap {first.gap:.1e}"
+    return f"differ at {first.position}, {gap}"

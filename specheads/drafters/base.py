@@ -147,6 +147,7 @@ class Accepted:
         features: `[B, N + 1, L H]` the target's hidden states at the root and the nodes, those of the drafter's
             `feature_layers` side by side; `None` for drafters without. After the prompt, the root is its last token.
         probed: `[B, E, V]` logits of the target after the draft's probes, raw; `None` if it had none.
+        maxima: `[B, N + 1, D]` the `block_maxima` of `logits`, if the verification has looked for them.
     """
 
     tree: DraftTree
@@ -155,6 +156,7 @@ class Accepted:
     logits: Tensor
     features: Tensor | None = None
     probed: Tensor | None = None
+    maxima: Tensor | None = None
 
 
 class Drafter(Protocol):

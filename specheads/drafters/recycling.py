@@ -13,6 +13,7 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor
 
+from ..best_tokens import best_tokens
 from ..tree import NO_TOKEN, DraftTree
 from .base import Accepted, Budget, DraftContext
 from .best_first import Candidate, Draft, grow, is_single_path
@@ -20,7 +21,6 @@ from .known_text import known_segments
 
 # How often a token is followed by its first, second, ... candidate, as measured on greedy answers of a small chat model.
 RANK_PROBABILITIES = (0.5, 0.16, 0.06, 0.04, 0.02, 0.015, 0.01, 0.01)
-BLOCK = 64  # tokens that are looked at together in the search for the best ones
 
 
 class RecyclingDrafter:
@@ -146,26 +146,8 @@ def observed(context: DraftContext, accepted: Accepted) -> tuple[Tensor, Tensor]
     device = logits.device
     order = torch.tensor(others + kept).to(device, non_blocking=True)
     tokens = torch.cat([torch.tensor(roots).to(device, non_blocking=True)[:, None], tree.tokens], dim=1)  # [B, N + 1]
-    candidates = best_tokens(logits, min(len(RANK_PROBABILITIES), logits.shape[-1]))  # [B, N + 1, W]
+    candidates = best_tokens(logits, min(len(RANK_PROBABILITIES), logits.shape[-1]), accepted.maxima)  # [B, N + 1, W]
     return tokens.flatten()[order], candidates.flatten(0, 1)[order]
-
-
-def best_tokens(logits: Tensor, count: int) -> Tensor:
-    """The most probable tokens `[..., W]` by logits `[..., V]`, the best first.
-
-    They are among the W blocks of tokens with the greatest maxima, which are found in a fraction of the time that it takes to
-    sort through all tokens.
-    """
-    blocks = logits.shape[-1] // BLOCK
-    whole = blocks * BLOCK
-    if blocks <= 2 * count:
-        return logits.topk(count).indices
-    divided = logits[..., :whole].unflatten(-1, (blocks, BLOCK))
-    chosen = divided.amax(dim=-1).topk(count).indices  # [..., W]
-    tokens = (chosen[..., None] * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(-2)
-    rest = torch.arange(whole, logits.shape[-1], device=logits.device).expand(*tokens.shape[:-1], -1)
-    tokens = torch.cat([tokens, rest], dim=-1)
-    return tokens.gather(-1, logits.gather(-1, tokens).topk(count).indices)
 
 
 @lru_cache(maxsize=64)

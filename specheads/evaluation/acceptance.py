@@ -110,7 +110,8 @@ class Combination:
     @property
     def key(self) -> str:
         """Its name among the ways of a `Bench`."""
-        return f"{self.variant.name} with {', '.join(f'{name} {value}' for name, value in list(self.record.items())[1:])}"
+        settings = {name: value for name, value in list(self.record.items())[1:] if value is not None}
+        return f"{self.variant.name} with {', '.join(f'{name} {value}' for name, value in settings.items())}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .intervals import few_prompts_note
 from .table import interval_cell, show_table
 
 MOST_POSITIONS = 8
@@ -28,7 +29,8 @@ def show_acceptance(result: Mapping[str, Any]) -> None:
     categories = list(results[0]["categories"])
     if len(categories) > 1:
         rows = [[*_names(one), *(_length(one["categories"][category]) for category in categories)] for one in results]
-        show_table("τ by category", ["variant", "T", "K", "nodes", *categories], rows)
+        few = few_prompts_note(own["prompts"] for own in results[0]["categories"].values())
+        show_table("τ by category", ["variant", "T", "K", "nodes", *categories], rows, few)
 
 
 def _row(one: Mapping[str, Any], positions: Sequence[int]) -> list[str]:

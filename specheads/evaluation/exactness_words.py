@@ -75,7 +75,7 @@ def _greedy_faults(greedy: Mapping[str, Any]) -> list[str]:
     first = places[0]
     gap = "one text ended" if first["gap"] is None else f"the scores of the two tokens are {first['gap']:.2g} apart"
     where = f"token {first['position']} after prompt {first['prompt']}, where {gap}"
-    return [f"{len(places)} of {greedy['rows']} greedy texts leave that of plain `generate` (the first at {where})"]
+    return [f"{len(places)} of {greedy['rows']} greedy texts leave that of plain generation (the first at {where})"]
 
 
 def _sampling_faults(tests: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -89,10 +89,10 @@ def _sampling_faults(tests: Sequence[Mapping[str, Any]]) -> list[str]:
 def _greedy_words(greedy: Mapping[str, Any]) -> str:
     same, rows, places = greedy["identical"], greedy["rows"], greedy["divergences"]
     if not places:
-        return f"{same} of {rows} greedy texts have the tokens of plain `generate`"
+        return f"{same} of {rows} greedy texts have the tokens of plain generation"
     largest = max(place["gap"] for place in places)
     others = f"the other {rows - same} part at near ties that rounding explains (gap {largest:.2g} at most)"
-    return f"{same} of {rows} greedy texts have the tokens of plain `generate`, {others}"
+    return f"{same} of {rows} greedy texts have the tokens of plain generation, {others}"
 
 
 def _power_words(power: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 RESAMPLES = 10_000
 COVERAGE = 0.95
+FEW = 5
 
 Numbers = NDArray[np.float64]
 
@@ -96,6 +97,20 @@ def ratio_of_sums(parts: Sequence[float], wholes: Sequence[float], seed: int = 0
     assert found.low is not None and found.high is not None
     # Where all pairs have one ratio, rounding would put it beside its own interval.
     return Interval(found.value, min(found.low, found.value), max(found.high, found.value))
+
+
+def few_prompts_note(counts: Iterable[int]) -> str:
+    """A caution for intervals over few prompts: resampling finds nothing beyond what was measured.
+
+    Args:
+        counts: How many prompts each interval is over.
+
+    Returns:
+        A sentence; nothing if no interval needs it. A single prompt has no interval.
+    """
+    if not any(1 < count < FEW for count in counts):
+        return ""
+    return f"An interval over fewer than {FEW} prompts is a range of these prompts only, and says little of others."
 
 
 def _total(sums: Numbers) -> Numbers:

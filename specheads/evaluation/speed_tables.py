@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .intervals import few_prompts_note
 from .table import interval_cell, show_table
 from .variants import PLAIN
 
@@ -38,7 +39,18 @@ def show_summary(result: Mapping[str, Any]) -> None:
     others = [name for name in summary if name != PLAIN]
     if len(categories) > 1 and others:
         rows = [[c, *(interval_cell(summary[name]["categories"][c]["median_ratio"]) for name in others)] for c in categories]
-        show_table("ratio by category", ["category", *others], rows)
+        few = few_prompts_note(prompts_by_category(result).values())
+        show_table("ratio by category", ["category", *others], rows, few)
+
+
+def prompts_by_category(result: Mapping[str, Any]) -> dict[str, int]:
+    """Over how many prompts (or batches) the intervals of each category are.
+
+    Args:
+        result: What `measure_speed` returns.
+    """
+    repeats = result["settings"].get("repeats", 1)
+    return {name: own["trials"] // repeats for name, own in result["summary"][PLAIN]["categories"].items()}
 
 
 def _speed_row(name: str, figures: Mapping[str, Any]) -> list[str]:

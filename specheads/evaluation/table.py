@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # rich is imported where it is used: without it, tables are plain
+    from rich.table import Table
+
+FRAME = 3  # what a column of rich takes beside its text: a line and a space on either side
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
@@ -21,17 +26,47 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         print(plain_table(title, columns, rows, caption))
         return
     from rich.console import Console
+
+    console = Console()
+    console.print(framed_table(title, columns, rows, console.width))
+    if caption:
+        console.print(caption, style="dim", highlight=False, markup=False)
+
+
+def framed_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Table:
+    """A table of rich that breaks lines between words, unless the words alone are too wide.
+
+    Args:
+        title: Above it.
+        columns: The heads.
+        rows: The cells.
+        room: How wide it may be.
+    """
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right", overflow="fold")
+    widths = _widths(columns, rows, room - FRAME * len(columns) - 1)
+    for place, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        table.add_column(column, justify="left" if place == 0 else "right", overflow="fold", width=width)
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    console.print(table)
-    if caption:
-        console.print(caption, style="dim", highlight=False, markup=False)
+    return table
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[int | None]:
+    """How wide columns are in so much room; `None` leaves it to rich, which would break words in some that need not be."""
+    from rich.cells import cell_len
+
+    texts = [(column, *(row[place] for row in rows)) for place, column in enumerate(columns)]
+    widths = [max(map(cell_len, column)) for column in texts]
+    least = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in texts]
+    if sum(least) > room:
+        return [None] * len(columns)
+    while sum(widths) > room:
+        # The first column has the names of the rows, which read best in one line.
+        place = max(range(len(widths)), key=lambda place: (widths[place] > least[place], place > 0, widths[place]))
+        widths[place] -= 1
+    return widths
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:

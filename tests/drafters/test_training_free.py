@@ -14,10 +14,8 @@ from specheads.drafters.base import Accepted, Budget, DraftContext, Drafter, dra
 from specheads.drafters.best_first import CERTAIN, Candidate, Draft, Reliance, grow, paying_width, tree_of
 from specheads.drafters.known_text import known_segments
 from specheads.drafters.recycling import (
-    BLOCK,
     RANK_PROBABILITIES,
     AdjacencyMatrix,
-    best_tokens,
     bigrams,
     node_depths,
     static_tree,
@@ -494,12 +492,3 @@ def test_what_was_not_drafted_is_learnt_from_all_the_same(name):
         settle(drafter, context, [[token]], logits=ranked(token).view(1, 1, -1))
     assert sizes[0] == 0
     assert sizes[-1] == 4
-
-
-@pytest.mark.parametrize("vocab_size", [12, 16 * BLOCK, 40 * BLOCK + 5])
-def test_the_best_tokens_are_those_of_a_full_search(vocab_size):
-    logits = torch.randn(2, 3, vocab_size, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(best_tokens(logits, 8), logits.topk(8).indices)
-    logits[..., 1:] = -torch.inf  # a processor may leave fewer than that many
-    assert best_tokens(logits, 8)[0, 0].unique().numel() == 8
-    assert (best_tokens(logits, 8)[..., 0] == 0).all()

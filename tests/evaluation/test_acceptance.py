@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specheads.evaluation.acceptance import main
+from specheads.evaluation.acceptance import Combination, main
 from specheads.evaluation.acceptance_figures import counts_of, figures_of, pooled
 from specheads.evaluation.bench import Bench
 from specheads.evaluation.prompts import Prompt
 from specheads.evaluation.runs import Run
+from specheads.evaluation.variants import parse_speculative
 from specheads.stats import RowStats
 
 from ..exactness.head_loop import random_head
@@ -58,6 +60,15 @@ def test_every_combination_is_measured_at_its_own_length(
     printed = capsys.readouterr().out
     assert "τ by category" in printed
     assert "writing" in printed
+    assert "fewer than 5 prompts is a range of these prompts only" in printed  # there are two of one category
+    ways = {text["way"] for text in result["texts"]}
+    assert ways and not any("None" in way for way in ways)
+
+
+def test_a_chain_is_named_without_nodes() -> None:
+    chain = Combination(parse_speculative("suffix")[0], 0.0, 4, None)
+    assert chain.key == "suffix with temperature 0.0, draft_tokens 4"
+    assert replace(chain, tree_nodes=6).key == "suffix with temperature 0.0, draft_tokens 4, tree_nodes 6"
 
 
 def test_an_answer_of_the_model_goes_into_its_next_turn(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -11,6 +12,8 @@ from rich.console import Console
 import specheads
 from specheads import demo
 from specheads.evaluation import smollm2
+from specheads.evaluation.divergence import Divergence
+from specheads.evaluation.table import framed_table
 
 
 @pytest.fixture
@@ -29,8 +32,33 @@ def test_the_demonstration_shows_texts_and_compares(
     text = printed.getvalue()
     assert ("\x1b[4;34m" in text) == in_colour
     assert "batch of 4, sampled, auto" in text
+    shown = [line for line in text.splitlines() if "Give me three tips" in line]
+    assert len(shown) == 4 and "…" not in shown[0]  # alone and in a batch, greedy and sampled
+    assert "summary: Summarize the following text in three sentences. The harbour" in re.sub(r"\x1b\[[\d;]*m", "", text)
     table = capsys.readouterr().out
     assert table.count("identical") == len(demo.PROMPTS) + 1
+
+
+@pytest.mark.parametrize(
+    "divergence", [None, Divergence(0, 57, 4, 5, 1.2e-4), Divergence(0, 57, 4, None, None)], ids=["none", "near tie", "end"]
+)
+def test_the_table_fits_a_terminal_without_breaking_words(divergence: Divergence | None) -> None:
+    printed = StringIO()
+    same, other = (demo._identity(places) for places in ([], [divergence] if divergence else None))
+    figures = ["sampled", "113.4", "122.3", "10.88", "12.35"]
+    rows = [["summary", "eagle3", *figures, same], ["batch of 4", "auto", *figures, other]]
+    Console(file=printed, width=80).print(framed_table("Title", demo.COLUMNS, rows, 80))
+    lines = printed.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    words = printed.getvalue().split()
+    assert all(word in words for cell in [*demo.COLUMNS, *rows[0], *rows[1]] for word in cell.split())
+    assert any("batch of 4" in line for line in lines)
+
+
+def test_a_word_wider_than_the_table_is_folded() -> None:
+    printed = StringIO()
+    Console(file=printed, width=20).print(framed_table("Title", ["variant", "ratio"], [["a" * 40, "1.00"]], 20))
+    assert printed.getvalue().count("a") >= 40
 
 
 def test_without_rich_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,12 @@ from specheads.evaluation import bench as bench_module
 from specheads.evaluation.acceptance_figures import BY_LENGTH
 from specheads.evaluation.bench import Bench
 from specheads.evaluation.divergence import divergences, first_difference
-from specheads.evaluation.intervals import median_ratio, total_ratio
+from specheads.evaluation.intervals import few_prompts_note, median_ratio, total_ratio
 from specheads.evaluation.journal import Journal, write_json
 from specheads.evaluation.prompts import InputError, Prompt, encode
 from specheads.evaluation.runs import Run, continuations
 from specheads.evaluation.speed import main
-from specheads.evaluation.speed_tables import greedy_cell
+from specheads.evaluation.speed_tables import greedy_cell, prompts_by_category
 from specheads.evaluation.summary import summarise
 from specheads.evaluation.table import plain_table
 from specheads.evaluation.variants import parse_speculative, parse_variants
@@ -118,6 +118,13 @@ def test_the_summary_pools_counts_and_keeps_categories_apart() -> None:
     assert auto["speculation"]["cost_ratio"] == pytest.approx(20 / 13 / (4 / 3) - 1)
     assert auto["speculation"]["seconds"]["verify"] == pytest.approx(1.6)
     assert auto["greedy"] == {"rows": 2, "divergences": [{"prompt": "y", **part}]}
+
+
+def test_few_prompts_are_those_of_an_interval_not_their_repeats() -> None:
+    summary = {"plain": {"categories": {"a": {"trials": 6}, "b": {"trials": 3}}}}
+    assert prompts_by_category({"settings": {"repeats": 3}, "summary": summary}) == {"a": 2, "b": 1}
+    assert few_prompts_note([5, 2])
+    assert few_prompts_note([5, 1]) == ""  # one prompt has no interval
 
 
 # Greedy equality
@@ -223,6 +230,7 @@ def test_plain_against_lookup_from_file_to_json(
     printed = capsys.readouterr().out
     assert "hf-lookup" in printed
     assert "3/3" in printed
+    assert "fewer than 5 prompts is a range of these prompts only" in printed  # there are two of one category
 
 
 @pytest.mark.parametrize("way", [["--batch-size", "2"], ["--temperature", "0.9"]])

@@ -114,6 +114,14 @@ def test_the_modes_of_others_take_no_batches() -> None:
 def test_a_legend_names_models_without_their_folders() -> None:
     assert short_name("assisted:some/where/draft") == "assisted:draft"
     assert short_name("tree:some/a+other/b@6") == "tree:a+b@6"
+    assert short_name("head:some/eagle3+packed") == "head:eagle3+packed"
+    assert short_name("head-alone:some/eagle3@16") == "head alone: eagle3@16"
+
+
+def test_a_folder_that_is_just_called_head_keeps_the_one_above() -> None:
+    assert short_name("head-alone:/some/toy/head with temperature 0.0") == "head alone: toy/head with temperature 0.0"
+    assert short_name("head:toy/run/checkpoint-100/") == "head:run/checkpoint-100"
+    assert short_name("head:head") == "head:head"
 
 
 # What they stand for

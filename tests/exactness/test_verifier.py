@@ -76,7 +76,8 @@ class FixedLaws:
             prefixes.append((*prefixes[parent], token))
         return torch.stack([self.laws("target", prefix).log() for prefix in prefixes])[None]
 
-    in_order = everywhere
+    def best(self, tree: DraftTree) -> Tensor:
+        return self.everywhere(tree).argmax(dim=-1)
 
 
 def drawn_tree(noise: ReplayNoise, parents: list[int], scheme: str, laws: Laws) -> DraftTree:
@@ -217,7 +218,8 @@ class ScoresOfNodes:
     def everywhere(self, tree: DraftTree) -> Tensor:
         return self.scores
 
-    in_order = everywhere
+    def best(self, tree: DraftTree) -> Tensor:
+        return self.scores.argmax(dim=-1)
 
 
 def matched_both_ways(seed: int) -> tuple[Verdict, Verdict]:
@@ -242,23 +244,8 @@ def test_a_greedy_match_is_the_walks() -> None:
 
 
 def test_a_greedy_match_that_takes_the_last_of_equal_scores_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def last(scores: Tensor) -> Tensor:
-        return VOCAB - 1 - scores.flip(-1).argmax(dim=-1)
+    def last(self: ScoresOfNodes, tree: DraftTree) -> Tensor:
+        return VOCAB - 1 - self.scores.flip(-1).argmax(dim=-1)
 
-    monkeypatch.setattr(verify, "choose", lambda scores, *rest: scores.argmax(dim=-1))
-    monkeypatch.setattr(verify, "most_probable", last)
+    monkeypatch.setattr(ScoresOfNodes, "best", last)
     assert any(at_once != walked for at_once, walked in map(matched_both_ways, range(50)))
-
-
-@pytest.mark.parametrize("vocab_size", [7, 4096, 4097, 50257])
-@pytest.mark.parametrize("kind", ["ties", "distinct", "nan", "all -inf"])
-def test_the_most_probable_token_is_argmaxs(kind: str, vocab_size: int) -> None:
-    generator = torch.Generator().manual_seed(vocab_size)
-    values = {"ties": 3, "distinct": 10**6, "nan": 50, "all -inf": 3}[kind]
-    for _ in range(10):
-        scores = torch.randint(values, (4, 2, vocab_size), generator=generator).float()
-        if kind == "nan":
-            scores[torch.rand(scores.shape, generator=generator) < 2 / vocab_size] = torch.nan
-        if kind == "all -inf":
-            scores[1:] = -torch.inf
-        assert torch.equal(verify.most_probable(scores), scores.argmax(dim=-1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..intervals import few_prompts_note
 from ..variants import HEADS
 from .charts import Points, bars, legend_of, lines
 from .page import Chart, Figure, Page, Table, Verdict
@@ -15,7 +16,8 @@ Result = Mapping[str, Any]
 Entry = Mapping[str, Any]
 MOST_LINES, MOST_SHOWN = 6, 4
 ORDINALS = ("1st", "2nd", "3rd")
-HEADS_EXPLAINED = "head:... drafts with copies of earlier text beside the head, head-alone:... with the head only."
+WHISKERS = "Whiskers: bootstrap 95% intervals over prompts. Dashed: plain decoding."
+HEADS_EXPLAINED = "head:... drafts with copies of earlier text beside the head, head alone:... with the head only."
 
 
 def acceptance_page(results: Sequence[Result]) -> Page:
@@ -69,7 +71,7 @@ def _verdict(name: str, best: Entry, others: Sequence[tuple[str, Entry]]) -> Ver
         f"{name} emits {length['value']:.2f} tokens per pass of the target{interval}, where plain decoding emits 1.",
         [
             f"{share(figures['draft_acceptance_rate'])} of its drafted tokens were accepted. How much faster that makes "
-            "generation depends on what drafting and longer passes cost, which `specheads eval speed` measures.",
+            "generation depends on what drafting and longer passes cost, which specheads eval speed measures.",
             *([f"For comparison: {', '.join(f'{other} {_length(entry):.2f}' for other, entry in others)}."] if others else []),
             *(
                 [HEADS_EXPLAINED]
@@ -135,8 +137,7 @@ def _by_draft_length(entries: Sequence[Entry]) -> list[Chart]:
         for name, group in list(groups.items())[:MOST_LINES]
     ]
     drawing = lines(series, "K, the most tokens drafted in a round", "emitted tokens per round", level=1.0)
-    note = "Whiskers: bootstrap 95% intervals over prompts. Dashed: plain decoding."
-    return [Chart("Tokens per round by draft length", drawing, legend_of(series), note)]
+    return [Chart("Tokens per round by draft length", drawing, legend_of(series), WHISKERS)]
 
 
 def _by_category(shown: Sequence[tuple[str, Entry]]) -> Chart:
@@ -145,8 +146,8 @@ def _by_category(shown: Sequence[tuple[str, Entry]]) -> Chart:
         groups = {"all": entry["figures"]} | (entry["categories"] if len(entry["categories"]) > 1 else {})
         series.append(_points(name, list(groups), list(groups.values())))
     drawing = bars(series, "emitted tokens per round", level=1.0)
-    note = "Whiskers: bootstrap 95% intervals over prompts. Dashed: plain decoding."
-    return Chart("Tokens per round by category", drawing, legend_of(series), note)
+    few = few_prompts_note(own["prompts"] for _, entry in shown for own in entry["categories"].values())
+    return Chart("Tokens per round by category", drawing, legend_of(series), f"{WHISKERS} {few}".rstrip())
 
 
 def _points(name: str, places: Sequence[Any], figures: Sequence[Mapping[str, Any]]) -> Points:

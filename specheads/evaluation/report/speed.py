@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..speed_tables import greedy_cell
+from ..intervals import few_prompts_note
+from ..speed_tables import greedy_cell, prompts_by_category
 from ..variants import AGAIN, PLAIN
 from .charts import Points, bars, legend_of, lines, shares
 from .page import Chart, Figure, Page, Table, Verdict
@@ -181,7 +182,8 @@ def _by_category(result: Result) -> list[Chart]:
         series.append(_points(short_name(name), list(groups), ratios))
     drawing = bars(series, "tokens/s ÷ plain tokens/s, median over prompts", level=1.0)
     note = "Whiskers: bootstrap 95% intervals over prompts. Dashed: as fast as plain generation."
-    return [Chart("Speed-up by category", drawing, legend_of(series), note)]
+    few = few_prompts_note(prompts_by_category(result).values())
+    return [Chart("Speed-up by category", drawing, legend_of(series), f"{note} {few}".rstrip())]
 
 
 def _by_draft_length(results: Sequence[Result]) -> list[Chart]:

@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..variants import BETWEEN_MODELS
+from ..variants import BETWEEN_MODELS, HEADS
 
 Interval = Mapping[str, Any]
 NOTHING = "\u2013"  # in a cell
 TIMES = "\u00d7"
+ALONE = HEADS[1]
+NONDESCRIPT = re.compile(r"(head|checkpoint-\d+)\b")
 
 
 def with_interval(interval: Interval, unit: str = "") -> str:
@@ -30,7 +32,17 @@ def short_name(name: str) -> str:
     """A variant's name, without the folders before those of its models."""
     kind, colon, place = name.partition(":")
     places = place.split(BETWEEN_MODELS) if kind == "tree" else [place]
-    return f"{kind}:{BETWEEN_MODELS.join(map(last_of, places))}" if colon else name
+    shown = BETWEEN_MODELS.join(map(_telling_part_of, places))
+    if kind == ALONE:
+        return f"head alone: {shown}"
+    return f"{kind}:{shown}" if colon else name
+
+
+def _telling_part_of(place: str) -> str:
+    """The last part of a folder, with the one before it where the last could be anyone's, as in `toy/head`."""
+    last = last_of(place)
+    before = place.rstrip("/\\")[: -len(last)]
+    return f"{last_of(before)}/{last}" if NONDESCRIPT.match(last) and last_of(before) else last
 
 
 def last_of(place: str) -> str:
