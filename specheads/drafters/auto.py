@@ -11,7 +11,7 @@ from ..tree import NO_TOKEN, DraftTree
 from .base import Accepted, Budget, DraftContext
 from .best_first import Candidate, Draft, Reliance, grow_paying, is_single_path, tree_of
 from .known_text import known_segments
-from .recycling import AdjacencyMatrix, observed
+from .recycling import CandidateTable, in_turn, known_bigrams, observed
 from .suffix import SOURCES, compare, continuations, end_of, relied_on
 from .suffix_automaton import SuffixAutomaton, index_of
 
@@ -35,7 +35,7 @@ class AutoDrafter:
         """Indexes what every line knows."""
         self.automata = [index_of(known_segments(context, line)) for line in range(len(context.rows))]
         self.reliances = [Reliance(SOURCES) for _ in self.automata]
-        self.matrix = AdjacencyMatrix.of_known_text(context, torch.device("cpu"))
+        self.table = CandidateTable(known_bigrams(context), context.sequences.end_tokens)
 
     def propose(self, context: DraftContext, budget: Budget) -> DraftTree:
         """A tree per line, or the most probable path; none for a line whose last token is new."""
@@ -60,24 +60,24 @@ class AutoDrafter:
             compare(self.reliances[line], partial(self._children, automaton), root, kept)
             automaton.extend(kept)
         tokens, candidates = observed(context, accepted)
-        table = torch.cat([tokens[:, None], candidates], dim=1).cpu()
-        self.matrix.learn(table[:, 0], table[:, 1:])
+        observations = torch.cat([tokens[:, None], candidates], dim=1).tolist()
+        self.table.learn(observations[place] for place in in_turn(accepted))
 
     def keep_rows(self, lines: Sequence[int]) -> None:
-        """Keeps the automata of the lines that go on; the matrix belongs to all rows."""
+        """Keeps the automata of the lines that go on; the table belongs to all rows."""
         self.automata = [self.automata[line] for line in lines]
         self.reliances = [self.reliances[line] for line in lines]
 
     def _root(self, context: DraftContext, line: int, length: int) -> Candidate:
         """The token that ends the first `length` of a line's, where the line's automaton stands."""
         token = context.tokens(line, length - 1)[0]
-        # A prompt may end in a placeholder, which the target cannot say and the matrix does not know.
+        # A prompt may end in a placeholder, which the target cannot say and the table does not know.
         return end_of(self.automata[line], token if token < context.vocab_size else NO_TOKEN)
 
     def _children(self, automaton: SuffixAutomaton, after: Candidate) -> list[Candidate]:
         found, left = continuations(automaton, after)
         copied = {candidate.token for candidate in found}
-        for share, token in zip(RANK_SHARES, self.matrix.after(after.token), strict=False):
+        for share, token in zip(RANK_SHARES, self.table.after(after.token), strict=False):
             if token not in copied:
                 found.append(Candidate(left * share, token))
         return found

@@ -5,10 +5,10 @@ Shapes: B lines, N draft nodes, V vocabulary, W candidates kept for a token, M o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise, zip_longest
 
 import torch
 from torch import Tensor
@@ -50,7 +50,9 @@ class RecyclingDrafter:
 
     def commit(self, context: DraftContext, accepted: Accepted) -> None:
         """Takes the target's candidates into the matrix."""
-        self.matrix.learn(*observed(context, accepted))
+        tokens, candidates = observed(context, accepted)
+        order = torch.tensor(in_turn(accepted)).to(tokens.device, non_blocking=True)
+        self.matrix.learn(tokens[order], candidates[order])
 
     def keep_rows(self, lines: Sequence[int]) -> None:
         """The matrix belongs to all rows."""
@@ -88,18 +90,12 @@ class AdjacencyMatrix:
     def of_known_text(cls, context: DraftContext, device: torch.device) -> AdjacencyMatrix:
         """A matrix of the pairs of tokens in the prompts and the encoder's input."""
         matrix = cls(context.vocab_size, context.sequences.end_tokens, device)
-        texts = [segment for line in range(len(context.rows)) for segment in known_segments(context, line)]
-        pairs = bigrams(texts)
-        if pairs:
+        if pairs := known_bigrams(context):
             padding = [NO_TOKEN] * matrix.width
             rows = [(following + padding)[: matrix.width] for following in pairs.values()]
             matrix.rows[torch.tensor(list(pairs), device=device)] = torch.tensor(rows, device=device)
             matrix.rows[matrix.closed] = NO_TOKEN
         return matrix
-
-    def after(self, token: int) -> list[int]:
-        """A token's candidates, on the host."""
-        return [candidate for candidate in self.rows[token].tolist() if candidate != NO_TOKEN]
 
     def learn(self, tokens: Tensor, candidates: Tensor) -> None:
         """Adds observations; where a token was observed more than once, the last one counts.
@@ -118,6 +114,37 @@ class AdjacencyMatrix:
         self.rows[self.closed] = NO_TOKEN
 
 
+class CandidateTable:
+    """An `AdjacencyMatrix` on the host, for drafts that are grown there.
+
+    Args:
+        known: The candidates of tokens, the best first.
+        end_tokens: Tokens after which nothing comes.
+    """
+
+    def __init__(self, known: Mapping[int, Sequence[int]], end_tokens: Iterable[int]):
+        self.closed = {NO_TOKEN, *end_tokens}
+        self.rows = {token: list(row[: len(RANK_PROBABILITIES)]) for token, row in known.items() if token not in self.closed}
+
+    def after(self, token: int) -> Sequence[int]:
+        """A token's candidates."""
+        return self.rows.get(token, ())
+
+    def learn(self, observations: Iterable[Sequence[int]]) -> None:
+        """Adds observations, each a token and its candidates; of those of one token the last one counts."""
+        for token, candidates in {token: candidates for token, *candidates in observations}.items():
+            if token not in self.closed:
+                taking_turns = (
+                    each for pair in zip_longest(candidates, self.after(token)) for each in pair if each is not None
+                )
+                self.rows[token] = list(islice(dict.fromkeys(taking_turns), len(RANK_PROBABILITIES)))
+
+
+def known_bigrams(context: DraftContext) -> dict[int, list[int]]:
+    """For each token of the prompts and the encoder's input, the tokens that followed it, the most recent one first."""
+    return bigrams(segment for line in range(len(context.rows)) for segment in known_segments(context, line))
+
+
 def bigrams(texts: Iterable[Sequence[int]]) -> dict[int, list[int]]:
     """For each token, the tokens that followed it, the most recent one first."""
     followers: dict[int, dict[int, None]] = {}
@@ -130,24 +157,25 @@ def bigrams(texts: Iterable[Sequence[int]]) -> dict[int, list[int]]:
 
 
 def observed(context: DraftContext, accepted: Accepted) -> tuple[Tensor, Tensor]:
-    """What a round showed of the target.
+    """What a round showed of the target, node by node, line by line.
 
     Returns:
-        The tokens `[M]` that it continued, and its best candidates `[M, W]` after each. The tokens of the kept paths, whose
-        context is what was said and not what was drafted, come last.
+        The tokens `[M]` that it continued, and its best candidates `[M, W]` after each.
     """
     logits, tree = accepted.logits, accepted.tree
-    size = tree.size + 1
     starts = [context.length(line) - len(tokens) - 1 for line, tokens in enumerate(accepted.tokens)]
     roots = [context.tokens(line, start)[0] for line, start in enumerate(starts)]
     roots = [root if root < context.vocab_size else NO_TOKEN for root in roots]  # a placeholder at a prompt's end
-    kept = [line * size + node for line, path in enumerate(accepted.paths) for node in (0, *path)]
-    others = sorted(set(range(size * len(roots))).difference(kept))
-    device = logits.device
-    order = torch.tensor(others + kept).to(device, non_blocking=True)
-    tokens = torch.cat([torch.tensor(roots).to(device, non_blocking=True)[:, None], tree.tokens], dim=1)  # [B, N + 1]
+    tokens = torch.cat([torch.tensor(roots).to(logits.device, non_blocking=True)[:, None], tree.tokens], dim=1)  # [B, N + 1]
     candidates = best_tokens(logits, min(len(RANK_PROBABILITIES), logits.shape[-1]), accepted.maxima)  # [B, N + 1, W]
-    return tokens.flatten()[order], candidates.flatten(0, 1)[order]
+    return tokens.flatten(), candidates.flatten(0, 1)
+
+
+def in_turn(accepted: Accepted) -> list[int]:
+    """The order in which what a round showed counts: the kept paths, whose context is what was said, come last."""
+    size = accepted.tree.size + 1
+    kept = [line * size + node for line, path in enumerate(accepted.paths) for node in (0, *path)]
+    return [*sorted(set(range(size * len(accepted.paths))).difference(kept)), *kept]
 
 
 @lru_cache(maxsize=64)

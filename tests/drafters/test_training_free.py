@@ -16,6 +16,7 @@ from specheads.drafters.known_text import known_segments
 from specheads.drafters.recycling import (
     RANK_PROBABILITIES,
     AdjacencyMatrix,
+    CandidateTable,
     bigrams,
     node_depths,
     static_tree,
@@ -385,19 +386,21 @@ def observations(draw):
 
 
 @given(st.lists(observations(), min_size=1, max_size=4))
-def test_the_matrix_mixes_as_said(rounds):
+def test_the_matrix_and_the_table_mix_as_said(rounds):
     width = len(RANK_PROBABILITIES)
-    matrix = AdjacencyMatrix(VOCAB, {END}, CPU)
+    matrix, table = AdjacencyMatrix(VOCAB, {END}, CPU), CandidateTable({}, {END})
     expected: dict[int, list[int]] = {}
     for tokens, candidates in rounds:
         matrix.learn(torch.tensor(tokens), torch.tensor(candidates))
+        table.learn([[token, *own] for token, own in zip(tokens, candidates, strict=True)])
         for token, new in dict(zip(tokens, candidates, strict=True)).items():
             old = expected.get(token, [])
             mixed = [item for pair in zip(new, old, strict=False) for item in pair] + new[len(old) :]
             if token not in (END, NO_TOKEN):
                 expected[token] = list(dict.fromkeys(mixed))[:width]
-    assert {token: matrix.after(token) for token in range(VOCAB) if matrix.after(token)} == expected
-    assert matrix.after(NO_TOKEN) == []
+    in_matrix = [[candidate for candidate in row if candidate != NO_TOKEN] for row in matrix.rows.tolist()]
+    assert {token: row for token, row in enumerate(in_matrix) if row} == expected
+    assert {token: table.after(token) for token in range(NO_TOKEN, VOCAB) if table.after(token)} == expected
 
 
 def test_bigrams_the_most_recent_first():
