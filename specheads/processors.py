@@ -25,7 +25,7 @@ import transformers.generation.logits_process as hf
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from .best_tokens import best_token, block_maxima
+from .blocks import best_token, block_maxima, keep_best
 from .sequences import Sequences
 from .tree import DraftTree
 
@@ -91,6 +91,13 @@ def _encoder_ngram_rows(processor: Any, rows: Sequence[int], batch_size: int) ->
     return selected
 
 
+def _top_k(processor: Any, scores: Tensor) -> Tensor | None:
+    return keep_best(scores, processor.top_k) if processor.filter_value == -torch.inf else None
+
+
+# Quicker ways to the same values, `None` where these scores need the processor itself.
+QUICK: dict[type, Callable[[Any, Tensor], Tensor | None]] = {hf.TopKLogitsWarper: _top_k}
+
 Selector = Callable[[Any, Sequence[int], int], Any]
 ROW_SELECTORS: dict[type, Selector] = {
     hf.RepetitionPenaltyLogitsProcessor: _repetition_rows,
@@ -134,7 +141,9 @@ class ScoreProcessors:
         if self.is_empty:
             return scores
         if self.is_pointwise:
-            return self.processors(drafted, scores)
+            for processor in self.processors:
+                scores = _processed(processor, drafted, scores)
+            return scores
         if self.is_sequential:
             return self._whole_batch(rows, drafted, scores)
         by_width: dict[int, list[int]] = defaultdict(list)
@@ -151,13 +160,20 @@ class ScoreProcessors:
         ids = self.sequences.prefixes(rows, drafted)
         for processor in self.processors:
             select = ROW_SELECTORS.get(type(processor))
-            scores = (select(processor, rows, self.sequences.batch_size) if select else processor)(ids, scores)
+            own = select(processor, rows, self.sequences.batch_size) if select else processor
+            scores = _processed(own, ids, scores)
         return scores
 
     def _whole_batch(self, rows: Sequence[int], drafted: Tensor, scores: Tensor) -> Tensor:
         # Rows are in step, so these are all of them. The tokens of this round are among the ids already: sequential walks
         # append them level by level.
         return self.processors(self.sequences.prefixes(rows, drafted[:0]).contiguous(), scores)
+
+
+def _processed(processor: Any, ids: Tensor, scores: Tensor) -> Tensor:
+    quick = QUICK.get(type(processor))
+    done = None if quick is None else quick(processor, scores)
+    return processor(ids, scores) if done is None else done
 
 
 class RoundLaws:
@@ -186,10 +202,14 @@ class RoundLaws:
 
     def at(self, lines: Sequence[int], nodes: Tensor, drafted: Tensor) -> Tensor:
         """Scores `[R, V]` of one node per line."""
-        # Indices made on the device: to send them from the host would be to wait for it.
         whole = len(lines) == len(self.rows)
-        index = torch.arange(len(lines), device=nodes.device) if whole else torch.tensor(lines, device=nodes.device)
-        scores = self.processors([self.rows[i] for i in lines], drafted, in_full_precision(self.logits[index, nodes]))
+        if whole and not drafted.shape[1] and not self.needs_prefixes:
+            logits = self.logits[:, 0]  # the roots; what is pointwise does not write into what it is given
+        else:
+            # Indices made on the device: to send them from the host would be to wait for it.
+            index = torch.arange(len(lines), device=nodes.device) if whole else torch.tensor(lines, device=nodes.device)
+            logits = self.logits[index, nodes]
+        scores = self.processors([self.rows[i] for i in lines], drafted, in_full_precision(logits))
         if self.records:
             self.recorded.update(zip(zip(lines, nodes.tolist(), strict=True), scores.unbind(), strict=True))
         return self._padded(lines, scores)

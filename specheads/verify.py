@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .best_tokens import best_token
+from .blocks import best_token
 from .randomness import Noise
 from .tree import NO_LAW, NO_TOKEN, DraftTree, path_to
 

@@ -36,6 +36,17 @@ def test_small_weights_beside_large_ones_count() -> None:
     assert 18_000 < int(pick(weights, coin)) < 20_000
 
 
+@pytest.mark.parametrize("vocab_size", [5, 64, 1000])
+def test_the_place_is_that_of_the_whole_running_sum(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    weights = torch.rand(500, vocab_size, dtype=torch.double, generator=generator)
+    weights[torch.rand(weights.shape, generator=generator) < 0.5] = 0
+    weights[:, vocab_size // 2] = 1
+    coins = torch.rand(500, 1, dtype=torch.double, generator=generator)
+    sums = weights.cumsum(dim=1)
+    assert torch.equal(pick(weights, coins), torch.searchsorted(sums, coins * sums[:, -1:], right=True)[:, 0])
+
+
 def test_frequencies() -> None:
     weights = torch.tensor([[0.1, 0.0, 0.6, 0.3]]).expand(40_000, -1)
     drawn = GeneratorNoise(5).draw(weights, range(40_000), [0] * 40_000)

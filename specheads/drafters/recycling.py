@@ -13,7 +13,7 @@ from itertools import groupby, islice, pairwise, zip_longest
 import torch
 from torch import Tensor
 
-from ..best_tokens import best_tokens
+from ..blocks import best_tokens
 from ..tree import NO_TOKEN, DraftTree
 from .base import Accepted, Budget, DraftContext
 from .best_first import Candidate, Draft, grow, is_single_path
