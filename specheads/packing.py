@@ -3,14 +3,18 @@
 A matrix product over a few rows repacks its weight at every call, which costs more than the product: a stock pass over 4 to
 8 tokens takes about one and a half times a pass over one, which speculation then has to earn back. oneDNN can keep a weight in
 the layout it computes in; then a pass over 8 tokens costs little more than one. The layout is a second copy of the linear
-weights.
+weights. How much it brings differs from processor to processor and with the number of rows, so that is measured, and where the
+stock product is quicker it stays.
 
 Shapes: n rows of a product, i inputs, o outputs.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,9 +24,13 @@ from transformers import PreTrainedModel
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
+MEASURED_ROWS = (1, 2, 3, 4, 8, 16, 64)  # of a product; between two of them, what is quickest for the greater one is taken
 FEW_ROWS = 128  # beyond, a product is bound by arithmetic and the stock one is as good
 LAYOUT_ROWS = 8  # the number of rows that the layout is chosen for
-LEAST_ROWS = 4  # the kernel takes longer for fewer rows than for this many
+LEAST_ROWS = 4  # on some processors the kernel takes longer for fewer rows than for this many
+MEASURED_BYTES = 2**25  # of weights, so that they come from memory, as in a pass, and not from a cache
+MEASURED_TIMES = 3
+GAIN = 0.95  # a way other than the usual one must take less than this share of its time
 
 
 class PackedLinear(nn.Linear):
@@ -31,21 +39,18 @@ class PackedLinear(nn.Linear):
     `pack_for_cpu` turns a layer into one by its class; weights and names stay as they are.
     """
 
+    _ways: tuple[Callable[[PackedLinear, Tensor], Tensor], ...]  # the product for every number of rows, from none
     _packed: Tensor | None = None
     _packed_from: tuple[int, int] | None = None
     _packed_sample: float | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """The layer's outputs `[..., o]` for inputs `[..., i]`."""
-        rows = input.numel() // max(1, input.shape[-1])
-        takes_gradient = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
-        if not 0 < rows <= FEW_ROWS or takes_gradient or input.dtype != torch.float32 or self.weight.device.type != "cpu":
-            return functional.linear(input, self.weight, self.bias)
-        if rows >= LEAST_ROWS:
-            return torch.ops.mkldnn._linear_pointwise(input, self._current(), self.bias, "none", [], "")
-        filled = functional.pad(input.reshape(rows, -1), (0, 0, 0, LEAST_ROWS - rows))
-        outputs = torch.ops.mkldnn._linear_pointwise(filled, self._current(), self.bias, "none", [], "")[:rows]
-        return outputs.view(*input.shape[:-1], -1)
+        rows, weight = input.numel() // max(1, input.shape[-1]), self.weight
+        takes_gradient = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+        if not 0 < rows <= FEW_ROWS or takes_gradient or input.dtype != torch.float32 or not weight.is_cpu:
+            return stock_product(self, input)
+        return self._ways[rows](self, input)
 
     def _current(self) -> Tensor:
         # Training steps and loaded weights change the version; assigned ones the place.
@@ -59,6 +64,23 @@ class PackedLinear(nn.Linear):
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles pack anew: the layout is opaque.
         return {name: value for name, value in self.__dict__.items() if name not in PACKED}
+
+
+def stock_product(layer: PackedLinear, input: Tensor) -> Tensor:
+    """With the weight as it is."""
+    return functional.linear(input, layer.weight, layer.bias)
+
+
+def packed_product(layer: PackedLinear, input: Tensor) -> Tensor:
+    """With the packed copy."""
+    return torch.ops.mkldnn._linear_pointwise(input, layer._current(), layer.bias, "none", [], "")
+
+
+def filled_product(layer: PackedLinear, input: Tensor) -> Tensor:
+    """With the packed copy and rows of zeros besides."""
+    rows = input.numel() // input.shape[-1]
+    filled = functional.pad(input.reshape(rows, -1), (0, 0, 0, max(0, LEAST_ROWS - rows)))
+    return packed_product(layer, filled)[:rows].view(*input.shape[:-1], -1)
 
 
 PACKED = ("_packed", "_packed_from", "_packed_sample")
@@ -87,7 +109,8 @@ def pack_for_cpu(model: Model) -> Model:
     """Prepacks a model's linear weights for passes of a few tokens on a CPU, in place.
 
     The outputs are those of the same products in another order of summation. It takes as much memory again as the linear
-    weights, an output layer that shares its weight with the embedding among them.
+    weights, an output layer that shares its weight with the embedding among them. Which product is the quickest for how many
+    rows is measured here, with as many threads as torch now has, in a second or two.
 
     Args:
         model: A model in single precision on a CPU.
@@ -111,6 +134,7 @@ def pack_for_cpu(model: Model) -> Model:
         )
     for layer in fitting:
         layer.__class__ = PackedLinear
+    _measure(fitting)
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     packed = sum(type(layer) is PackedLinear for layer in linear)
     if packed < len(linear):
@@ -120,6 +144,34 @@ def pack_for_cpu(model: Model) -> Model:
             stacklevel=2,
         )
     return model
+
+
+@torch.no_grad()
+def _measure(layers: Sequence[Any]) -> None:
+    """Finds the quickest product for the layers of each shape."""
+    by_shape: dict[torch.Size, list[PackedLinear]] = defaultdict(list)
+    for layer in layers:
+        by_shape[layer.weight.shape].append(layer)
+    for shape, same in by_shape.items():
+        some = same[: 1 + MEASURED_BYTES // (4 * shape.numel())]
+        ways: list[Any] = [stock_product]  # of no rows
+        for rows in MEASURED_ROWS:
+            ways += [_quickest(some, torch.ones(rows, shape[1]))] * (rows + 1 - len(ways))
+        ways += ways[-1:] * (FEW_ROWS + 1 - len(ways))
+        for layer in same:
+            layer._ways = tuple(ways)
+
+
+def _quickest(layers: Sequence[PackedLinear], inputs: Tensor) -> Callable[[PackedLinear, Tensor], Tensor]:
+    usual = filled_product if len(inputs) < LEAST_ROWS else packed_product
+    seconds: dict[Any, float] = {}
+    for way in [usual, packed_product, stock_product] * MEASURED_TIMES:
+        start = time.perf_counter()
+        for layer in layers:
+            way(layer, inputs)
+        seconds[way] = min(seconds.get(way, torch.inf), time.perf_counter() - start)
+    best = min(seconds, key=lambda way: seconds[way])
+    return best if seconds[best] < GAIN * seconds[usual] else usual
 
 
 def pack_like(model: PreTrainedModel, target: PreTrainedModel) -> None:
@@ -132,7 +184,7 @@ def unpack(model: Model) -> Model:
     """Undoes `pack_for_cpu` and frees the packed copies. Returns the model."""
     packed: list[Any] = [layer for layer in model.modules() if type(layer) is PackedLinear]
     for layer in packed:
-        for name in PACKED:
+        for name in (*PACKED, "_ways"):
             layer.__dict__.pop(name, None)
         layer.__class__ = nn.Linear
     return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import specheads
-from specheads import EagleHead
+from specheads import EagleHead, packing
 from specheads.drafters import head_of
 from specheads.packing import FEW_ROWS, PackedLinear, unpack
 
@@ -33,6 +34,38 @@ def test_outputs_are_those_of_the_stock_layer(rows: int, bias: bool) -> None:
         torch.testing.assert_close(packed(inputs), stock(inputs), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(packed(inputs[0]), stock(inputs[0]), atol=1e-5, rtol=1e-5)
     assert packed(inputs).requires_grad, "training goes the stock way"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 9, FEW_ROWS])
+@pytest.mark.parametrize("way", [packing.stock_product, packing.packed_product, packing.filled_product])
+def test_every_way_gives_the_same(way: Callable[[PackedLinear, torch.Tensor], torch.Tensor], rows: int) -> None:
+    layer = specheads.pack_for_cpu(nn.Linear(96, 80))
+    layer._ways = (way,) * (FEW_ROWS + 1)
+    inputs = torch.randn(1, rows, 96)
+    with torch.no_grad():
+        expected = nn.functional.linear(inputs.double(), layer.weight.double(), layer.bias.double()).float()
+        torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
+
+
+COSTS = {"stock_product": [1, 1, 9, 9, 1, 1, 1], "packed_product": [5, 5, 5, 2, 2, 5, 1.03], "filled_product": [3, 3, 3]}
+
+
+def test_for_every_number_of_rows_the_quickest_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that the products themselves set forward."""
+    now = [0.0]
+    for name, costs in COSTS.items():
+
+        def product(layer: PackedLinear, inputs: torch.Tensor, costs: list[float] = costs, name: str = name) -> None:
+            now[0] += costs[packing.MEASURED_ROWS.index(len(inputs))]
+
+        product.__name__ = name
+        monkeypatch.setattr(packing, name, product)
+    monkeypatch.setattr(packing.time, "perf_counter", lambda: now[0])
+    layer = specheads.pack_for_cpu(nn.Linear(16, 8))
+    names = [way.__name__.removesuffix("_product") for way in layer._ways]
+    # A gain of 3 % is not enough to leave the packed product, which is the usual one.
+    assert names[1:10] == ["stock", "stock", "filled", "packed", "stock", "stock", "stock", "stock", "stock"]
+    assert names[17:] == ["packed"] * (FEW_ROWS - 16)
 
 
 def test_a_changed_weight_is_packed_anew() -> None:
