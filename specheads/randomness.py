@@ -71,7 +71,8 @@ def pick(weights: Tensor, coins: Tensor) -> Tensor:
     sums = block_sums(weights)  # [R, D]
     block, left = _passing(sums, coins * sums.sum(dim=-1, keepdim=True, dtype=torch.double))
     place, _ = _passing(inside_block(weights, block), left)
-    return (block * BLOCK + place)[:, 0]
+    # Weights that are NaN, of a draft model that overflowed, are never passed, and what is drawn then does not matter.
+    return (block * BLOCK + place)[:, 0].clamp_(max=weights.shape[-1] - 1)
 
 
 def _passing(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +81,7 @@ def _passing(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     # [0, total) only where a weight is positive.
     sums = weights.cumsum(dim=-1, dtype=torch.double)
     share = torch.minimum(share, sums[:, -1:].nextafter(sums.new_zeros(()))).clamp_(min=0)
-    index = torch.searchsorted(sums, share, right=True)
+    index = torch.searchsorted(sums, share, right=True).clamp_(max=weights.shape[-1] - 1)
     return index, share - (sums.gather(1, index) - weights.gather(1, index))
 
 

@@ -28,6 +28,12 @@ def test_never_what_has_no_weight(weights: list[float], coin: float) -> None:
         assert table[0, chosen] > 0
 
 
+@pytest.mark.parametrize("vocab_size", [5, 200])
+def test_weights_that_are_nan_give_some_index(vocab_size: int) -> None:
+    chosen = pick(torch.full((2, vocab_size), torch.nan), torch.full((2, 1), 0.5, dtype=torch.double))
+    assert bool((chosen >= 0).all() and (chosen < vocab_size).all())
+
+
 def test_small_weights_beside_large_ones_count() -> None:
     """A running sum in single precision would lose them."""
     weights = torch.full((1, 20_000), 1e-9)
