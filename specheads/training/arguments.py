@@ -125,7 +125,8 @@ class HeadTrainingArguments(TrainingArguments):
 
     depth: int = field(default=5, metadata={"help": "how many tokens a draft has in training"})
     loss: dict[str, Any] | str | None = field(
-        default="lk", metadata={"help": "a loss, a named mixture, or losses with weights as JSON (`specheads.training.losses`)"}
+        default="lk_log",
+        metadata={"help": "a loss, a named mixture, or losses with weights as JSON (`specheads.training.losses`)"},
     )
     depth_weights: dict[str, Any] | str | None = field(
         default="length_aware", metadata={"help": 'how much each depth counts: a name, or {"geometric": 0.8} as JSON'}

@@ -59,7 +59,7 @@ class TrainingSettings:
     """
 
     depth: int
-    objective: Objective = field(default_factory=lambda: Objective.parse("lk"))
+    objective: Objective = field(default_factory=lambda: Objective.parse("lk_log"))
     weights: DepthWeights = field(default_factory=DepthWeights)
     sampling: Sampling = field(default_factory=Sampling)
     confidence_weight: float = 1.0
