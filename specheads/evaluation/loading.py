@@ -7,7 +7,7 @@ from typing import Any
 
 from ..drafters import Drafter, load_drafter
 from .prompts import InputError
-from .variants import BETWEEN_MODELS, BY_NAME, HEADS, NODES, PLAIN, STOCK_ASSISTED, STOCK_LOOKUP, Variant
+from .variants import BETWEEN_MODELS, BY_NAME, HEAD, HEAD_ALONE, NODES, PLAIN, STOCK_ASSISTED, STOCK_LOOKUP, Variant
 
 # What the documentation of transformers uses in its examples.
 STOCK_LOOKUP_TOKENS = 10
@@ -38,8 +38,8 @@ def load_drafters(variants: Sequence[Variant], target: Any, tokenizer: Any, load
 
 def _load(variant: Variant, target: Any, tokenizer: Any, load_draft: LoadDraft) -> Drafter:
     kind, argument = variant.kind, variant.argument or ""
-    if kind in HEADS:
-        return _made(f"The head {argument}", "cannot be used", argument, target, tokenizer, with_suffix=kind != "head-alone")
+    if kind in (HEAD, HEAD_ALONE):
+        return _made(f"The head {argument}", "cannot be used", argument, target, tokenizer, with_suffix=kind != HEAD_ALONE)
     if kind in ("early-exit", "mtp", "retrieval"):
         name = kind if variant.argument is None else f"{kind}:{argument}"
         return _made(f"The drafter {name}", "cannot be used", name, target, tokenizer)

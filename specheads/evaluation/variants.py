@@ -11,7 +11,7 @@ PLAIN = "plain"
 BY_NAME = ("auto", "suffix", "recycling", "lookup", "lookahead", "wrong", "none")
 OF_TARGET = ("early-exit", "mtp")
 AGAIN = "#"
-HEADS = ("head", "head-alone")
+HEAD, HEAD_ALONE = "head", "head-alone"  # with copies, and without
 STOCK_LOOKUP = "hf-lookup"
 STOCK_ASSISTED = "hf-assisted"
 ECONOMIZE_LOOKUP = "economize-lookup"
@@ -25,8 +25,8 @@ NEEDED = {
     "assisted": ("draft model", "<folder or id>"),
     "staged": ("draft model", "<folder or id>"),
     "tree": ("draft model, or several", f"<folder or id>{BETWEEN_MODELS}<folder or id>"),
-    "head": ("head", "<folder or id>"),
-    "head-alone": ("head", "<folder or id>"),
+    HEAD: ("head", "<folder or id>"),
+    HEAD_ALONE: ("head", "<folder or id>"),
     STOCK_ASSISTED: ("draft model", "<folder or id>"),
 }
 COUNTED = {"early-exit": "<layers>", STOCK_LOOKUP: "<tokens>", ECONOMIZE_LOOKUP: "<tokens>"}  # what may stand there, a number

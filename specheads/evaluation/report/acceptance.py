@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..intervals import few_prompts_note
-from ..variants import HEADS
+from ..variants import HEAD
 from .charts import Points, bars, legend_of, lines
 from .page import Chart, Figure, Page, Table, Verdict
 from .positions import position_charts
@@ -75,7 +75,7 @@ def _verdict(name: str, best: Entry, others: Sequence[tuple[str, Entry]]) -> Ver
             *([f"For comparison: {', '.join(f'{other} {_length(entry):.2f}' for other, entry in others)}."] if others else []),
             *(
                 [HEADS_EXPLAINED]
-                if any(each.startswith(f"{HEADS[0]}:") for each in (name, *(other for other, _ in others)))
+                if any(each.startswith(f"{HEAD}:") for each in (name, *(other for other, _ in others)))
                 else []
             ),
         ],

@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..variants import BETWEEN_MODELS, HEADS
+from ..variants import BETWEEN_MODELS, HEAD_ALONE
 
 Interval = Mapping[str, Any]
 NOTHING = "\u2013"  # in a cell
 TIMES = "\u00d7"
-ALONE = HEADS[1]
 NONDESCRIPT = re.compile(r"(head|checkpoint-\d+)\b")
 
 
@@ -33,7 +32,7 @@ def short_name(name: str) -> str:
     kind, colon, place = name.partition(":")
     places = place.split(BETWEEN_MODELS) if kind == "tree" else [place]
     shown = BETWEEN_MODELS.join(map(_telling_part_of, places))
-    if kind == ALONE:
+    if kind == HEAD_ALONE:
         return f"head alone: {shown}"
     return f"{kind}:{shown}" if colon else name
 
