@@ -2,7 +2,7 @@
 
 On a CPU the maxima and the sums of blocks take a fraction of the time that `argmax`, `topk` and `cumsum` take over all tokens.
 
-Shapes: V vocabulary, W tokens asked for, D whole blocks in V.
+Shapes: R lines, V vocabulary, W tokens asked for, D whole blocks in V.
 """
 
 from __future__ import annotations

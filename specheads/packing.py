@@ -1,10 +1,10 @@
 """Prepacked weights for CPU passes of a few tokens.
 
 A matrix product over a few rows repacks its weight at every call, which costs more than the product: a stock pass over 4 to
-8 tokens takes about one and a half times a pass over one, which speculation then has to earn back. oneDNN can keep a weight in
-the layout it computes in; then a pass over 8 tokens costs little more than one. The layout is a second copy of the linear
-weights. How much it brings differs from processor to processor and with the number of rows, so that is measured, and where the
-stock product is quicker it stays.
+8 tokens takes one and a half times to twice as long as a pass over one, which speculation then has to earn back. oneDNN can
+keep a weight in the layout it computes in; then products of 8 rows cost little more than of one. The layout is a second copy
+of the linear weights. How much it brings differs from processor to processor and with the number of rows, so that is measured,
+and where the stock product is quicker it stays.
 
 Shapes: n rows of a product, i inputs, o outputs.
 """

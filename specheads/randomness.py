@@ -68,7 +68,7 @@ def pick(weights: Tensor, coins: Tensor) -> Tensor:
         weights: `[R, V]`, non-negative.
         coins: `[R, 1]` in [0, 1), in double precision.
     """
-    sums = block_sums(weights)  # [R, D]
+    sums = block_sums(weights)  # [R, D + 1]
     block, left = _passing(sums, coins * sums.sum(dim=-1, keepdim=True, dtype=torch.double))
     place, _ = _passing(inside_block(weights, block), left)
     # Weights that are NaN, of a draft model that overflowed, are never passed, and what is drawn then does not matter.
