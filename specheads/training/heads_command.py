@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from ..heads import DraftHead, EagleConfig, MedusaHeads
 from ..heads.target_parts import parts_of
 from ..interruption import INTERRUPTED
 from .arguments import DataArguments, HeadArguments, HeadTrainingArguments
+from .batch import TrainingBatch
 from .checkpoints import check_same_run, checkpoint_to_resume
 from .command_line import parse
+from .copying import add_copying_heads
 from .corpus import Corpus, load_corpus, prompts_of
 from .data import Collator, WithPrompts
 from .data_provenance import warn_of_other_writers
@@ -128,8 +131,7 @@ def _trainer(
     made.config.training_data = data_description(data, corpus.template_arguments)
     warn_of_other_writers(data.dataset_name, made.config.base_model or {})
     drafts = _in_training(head, args, made, target)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
-    collator: Any = Collator(pad)
+    collator: Any = Collator(_pad_token(tokenizer))
     prompts = [] if corpus.evaluation is None or data.streaming else prompts_of(corpus.evaluation, args.generate_prompts)
     texts, collate = corpus.train, collator
     if data.feature_store is not None:
@@ -157,6 +159,15 @@ def _in_training(head: HeadArguments, args: HeadTrainingArguments, made: DraftHe
 
 
 def _head(head: HeadArguments, args: HeadTrainingArguments, target: Any, tokenizer: Any, corpus: Corpus) -> DraftHead:
+    made = _plain_head(head, args, target, tokenizer, corpus)
+    if not head.copying_groups:
+        return made
+    set_seed(args.seed)
+    teacher = Teacher(target, made.config.feature_layers)
+    return add_copying_heads(made, teacher, _batches(corpus.train, _pad_token(tokenizer), target.device), head.copying_groups)
+
+
+def _plain_head(head: HeadArguments, args: HeadTrainingArguments, target: Any, tokenizer: Any, corpus: Corpus) -> DraftHead:
     if head.head_name_or_path is not None:
         return trained_head(head.head_name_or_path, target, tokenizer)
     draft_tokens = None
@@ -167,6 +178,16 @@ def _head(head: HeadArguments, args: HeadTrainingArguments, target: Any, tokeniz
         logger.info("The draft vocabulary has %.2f%% of the tokens that the assistant wrote.", 100 * float(known))
     set_seed(args.seed)  # the same fresh weights in every process, and in every run
     return make_head(head, target, tokenizer, draft_tokens, args.depth)
+
+
+def _batches(dataset: Any, pad_token_id: int, device: Any) -> Iterator[TrainingBatch]:
+    collator, examples = Collator(pad_token_id), iter(dataset)
+    while some := list(islice(examples, 8)):
+        yield TrainingBatch(**{name: value.to(device) for name, value in collator(some).items()})
+
+
+def _pad_token(tokenizer: Any) -> int:
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
 
 
 def load_target(head: HeadArguments, args: HeadTrainingArguments) -> tuple[Any, Any]:
