@@ -44,9 +44,12 @@ class HeadArguments:
     markov_rank: int = field(default=0, metadata={"help": "Medusa with markov: the rank of its matrix"})
     confidence: bool = field(default=False, metadata={"help": "also train how likely each draft is to be accepted"})
     warm_start: bool = field(default=True, metadata={"help": "start from the target's own layers rather than at random"})
-    copying_groups: int = field(
-        default=0,
-        metadata={"help": "EAGLE-3: how many groups of attention heads are added that start by copying from earlier text"},
+    copying_groups: int | None = field(
+        default=None,
+        metadata={
+            "help": "EAGLE-3: how many key heads, with their query heads, start by copying from earlier text; if not given, "
+            "one of several, where the target's attention allows it"
+        },
     )
     lora_rank: int = field(
         default=0,
@@ -66,8 +69,10 @@ class HeadArguments:
             raise InputError(f"`head` must be one of {', '.join(HEADS)}, got {self.head!r}.")
         if self.head != "medusa" and (self.dependence != "none" or self.markov_rank):
             raise InputError("`dependence` and `markov_rank` are settings of Medusa heads; leave them out for EAGLE.")
-        if self.copying_groups < 0 or (self.copying_groups and self.head != "eagle3"):
+        if (self.copying_groups or 0) < 0 or (self.copying_groups and self.head != "eagle3"):
             raise InputError(f"`copying_groups` must be at least 0, and 0 but for EAGLE-3 heads, got {self.copying_groups}.")
+        if self.copying_groups and self.head_name_or_path is not None:
+            raise InputError("`copying_groups` is how a fresh head starts; leave it out to go on with a trained one.")
         if self.lora_rank < 0 or (self.lora_rank and self.head != "medusa"):
             raise InputError(f"`lora_rank` must be at least 0, and 0 but for Medusa heads, got {self.lora_rank}.")
         if self.head == "eagle1" and self.draft_vocab_size is not None:

@@ -2,15 +2,14 @@
 
 A place of an EAGLE-3 head holds a token beside the target's features of the token before it. So queries made of the token,
 keys made of the features and values made of the token are an induction head (Olsson et al. 2022, arXiv 2209.11895) within one
-layer. Training finds it late if it begins at random, so groups of heads are added that begin there: all their maps are fitted
-by least squares to some texts.
+layer. Training finds it late if it begins elsewhere, so some heads are made to begin there: all their maps are fitted by least
+squares to some texts.
 
 Shapes: P places, h the head's hidden size, d the size of an attention head.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,7 +22,7 @@ from ..heads import DraftHead, EagleHead
 from ..heads.layers import PairLayer
 from .teacher import Teacher
 
-PLACES = 32_768  # how many are fitted to
+PLACES = 16_384  # how many are fitted to
 # Rotary positions must not tell places apart that are so far from each other, in tokens: queries and keys keep to pairs of
 # dimensions that turn by less than a radian in between.
 REACH = 300
@@ -35,81 +34,55 @@ JITTER = 0.02  # so that the query heads of a group do not stay the same
 RIDGE = 1e-3
 
 
-def add_copying_heads(head: DraftHead, teacher: Teacher, texts: Iterable[Any], groups: int) -> EagleHead:
-    """The head with more attention heads, which begin as copiers.
+def start_copying(head: DraftHead, teacher: Teacher, texts: Iterable[Any], groups: int) -> None:
+    """Makes some attention heads of a fresh head begin as copiers.
 
     Args:
-        head: A head of one layer, fresh or trained, bound to its target. What it has stays as it is.
+        head: A head of one layer, bound to its target; the heads that share its last key heads are overwritten.
         teacher: The target.
         texts: Batches of texts to fit to; taken until there are enough.
-        groups: How many key heads are added, each with as many query heads as those before.
-
-    Returns:
-        The wider head, bound to the target.
+        groups: How many key heads, each with the query heads that share it.
 
     Raises:
-        InputError: if the head is of another kind, or its rotary positions leave no room.
+        InputError: if the head is of another kind, has no more key heads, or its rotary positions leave no room.
     """
-    head = _checked(head)
-    wide = widened(head, groups)
-    wide.bind(teacher.target)
-    slow = _slow_pairs(wide)
-    places = Places.of(head, teacher, texts)
-    read = _KeysAndValues(head, places)
-    attention = cast(PairLayer, wide.layers[0]).self_attn
-    ratio, size, before = (
-        attention.num_key_value_groups,
-        attention.head_dim,
-        attention.k_proj.out_features // attention.head_dim,
-    )
+    count, slow = key_heads(head), _slow_pairs(head)
+    if groups > count:
+        raise InputError(f"The head has {count} key heads; set `copying_groups` to that at most, got {groups}.")
+    eagle = cast(EagleHead, head)
+    attention: Any = eagle.layers[0].self_attn
+    ratio, size = attention.num_key_value_groups, attention.head_dim
+    maps = _Maps(eagle, Places.of(eagle, teacher, texts))
     with torch.no_grad():
         for group in range(groups):
-            queries, keys = read.matching(group, slow, size)
-            values, outputs = read.bringing(group, size)
-            number = before - groups + group
-            shared, own = (slice(number * rows, (number + 1) * rows) for rows in (size, ratio * size))
+            queries, keys = maps.matching(group, slow, size)
+            values, outputs = maps.bringing(group, size)
+            shared, own = (slice((count - 1 - group) * rows, (count - group) * rows) for rows in (size, ratio * size))
             attention.q_proj.weight[own] = _jittered(queries.repeat(ratio, 1)).to(attention.q_proj.weight)
             attention.k_proj.weight[shared] = keys.to(attention.k_proj.weight)
             attention.v_proj.weight[shared] = values.to(attention.v_proj.weight)
             attention.o_proj.weight[:, own] = (outputs / ratio).repeat(1, ratio).to(attention.o_proj.weight)
-    return wide
 
 
-def widened(head: EagleHead, groups: int) -> EagleHead:
-    """The head with more attention heads that do nothing yet: it computes what it did before.
-
-    Args:
-        head: A head of one layer.
-        groups: How many key heads are added, with their query heads.
+def key_heads(head: DraftHead) -> int:
+    """How many key heads a head has that could begin as copiers.
 
     Raises:
-        InputError: if stock layers do not have so many heads.
+        InputError: if its attention is not of the kind that can.
     """
-    config = copy.deepcopy(head.config)
-    layer = config.transformer_layer_config
-    ratio = layer.num_attention_heads // layer.num_key_value_heads
-    layer.num_key_value_heads += groups
-    layer.num_attention_heads = ratio * layer.num_key_value_heads
-    if layer.hidden_size % layer.num_attention_heads:
+    layer = head.layers[0] if isinstance(head, EagleHead) and len(head.layers) == 1 else None
+    if not isinstance(layer, PairLayer) or hasattr(layer.self_attn, "q_norm"):
         raise InputError(
-            f"With {groups} copying groups the head has {layer.num_attention_heads} attention heads, of which its hidden size "
-            f"({layer.hidden_size}) must be a multiple; set `copying_groups` to {_fitting(layer, groups)}."
+            "Copying heads are for EAGLE-3 heads of one layer whose attention does not normalise queries and keys; set "
+            "`copying_groups` to 0."
         )
-    wide = type(head).fresh(config, head.dtype, head.device)
-    state, own = head.state_dict(), wide.state_dict()
-    for name, value in own.items():
-        found = state[name]
-        if found.shape == value.shape:
-            value.copy_(found)
-        else:  # projections: new rows to queries, keys and values, new columns from the heads' outputs
-            value.zero_()[tuple(slice(size) for size in found.shape)] = found
-    wide.load_state_dict(own)
-    return wide
+    _slow_pairs(head)
+    return layer.self_attn.k_proj.out_features // layer.self_attn.head_dim
 
 
 @dataclass
 class Places:
-    """What the new heads are fitted to.
+    """What copying heads are fitted to.
 
     Args:
         keys: `[P, h]` what the layer's attention reads of the features.
@@ -146,7 +119,7 @@ class Places:
             if sum(map(len, ids)) >= PLACES:
                 break
         if not ids:
-            raise InputError("There is no text to fit copying heads to; give training data, or leave out `copying_groups`.")
+            raise InputError("There is no text to fit copying heads to; give training data, or set `copying_groups` to 0.")
         all_ids = torch.cat(ids)
 
         def read(tokens: Tensor) -> Tensor:
@@ -156,8 +129,8 @@ class Places:
         return cls(torch.cat(keys), read(all_ids), all_ids, torch.cat(firsts), read(torch.cat(second)).mean(0), residual)
 
 
-class _KeysAndValues:
-    """The maps of the new heads.
+class _Maps:
+    """The maps of copying heads.
 
     Args:
         head: The head as it was.
@@ -218,31 +191,14 @@ class _KeysAndValues:
         return values, outputs
 
 
-def _checked(head: DraftHead) -> EagleHead:
-    layer = head.layers[0] if isinstance(head, EagleHead) and len(head.layers) == 1 else None
-    if not isinstance(layer, PairLayer) or hasattr(layer.self_attn, "q_norm"):
-        raise InputError(
-            "Copying heads are for EAGLE-3 heads of one layer whose attention does not normalise queries and keys; leave out "
-            "`copying_groups`."
-        )
-    return cast(EagleHead, head)
-
-
-def _fitting(layer: Any, groups: int) -> str:
-    """The numbers of groups near to the one asked for with which the hidden size is a multiple of the heads."""
-    ratio, before = layer.num_attention_heads // layer.num_key_value_heads, layer.num_key_value_heads - groups
-    fitting = [more for more in range(1, 4 * groups + 9) if layer.hidden_size % (ratio * (before + more)) == 0]
-    return " or ".join(map(str, fitting[:3])) or "0"
-
-
-def _slow_pairs(head: EagleHead) -> list[int]:
+def _slow_pairs(head: DraftHead) -> list[int]:
     """The pairs of dimensions that positions turn by less than a radian within `REACH` tokens, the slowest last."""
-    frequencies = cast(Tensor, head.rotary_emb.inv_freq)
+    frequencies = cast(Tensor, cast(EagleHead, head).rotary_emb.inv_freq)
     slow = (frequencies * REACH < 1).nonzero()[:, 0].tolist()
     if len(slow) < 2:
         raise InputError(
             f"The target's rotary positions turn all dimensions within {REACH} tokens, which leaves none to match tokens by; "
-            "leave out `copying_groups`."
+            "set `copying_groups` to 0."
         )
     return sorted(slow, key=lambda pair: -float(frequencies[pair]))
 

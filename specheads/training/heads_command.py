@@ -21,7 +21,7 @@ from .arguments import DataArguments, HeadArguments, HeadTrainingArguments
 from .batch import TrainingBatch
 from .checkpoints import check_same_run, checkpoint_to_resume
 from .command_line import parse
-from .copying import add_copying_heads
+from .copying import key_heads, start_copying
 from .corpus import Corpus, load_corpus, prompts_of
 from .data import Collator, WithPrompts
 from .data_provenance import warn_of_other_writers
@@ -159,15 +159,6 @@ def _in_training(head: HeadArguments, args: HeadTrainingArguments, made: DraftHe
 
 
 def _head(head: HeadArguments, args: HeadTrainingArguments, target: Any, tokenizer: Any, corpus: Corpus) -> DraftHead:
-    made = _plain_head(head, args, target, tokenizer, corpus)
-    if not head.copying_groups:
-        return made
-    set_seed(args.seed)
-    teacher = Teacher(target, made.config.feature_layers)
-    return add_copying_heads(made, teacher, _batches(corpus.train, _pad_token(tokenizer), target.device), head.copying_groups)
-
-
-def _plain_head(head: HeadArguments, args: HeadTrainingArguments, target: Any, tokenizer: Any, corpus: Corpus) -> DraftHead:
     if head.head_name_or_path is not None:
         return trained_head(head.head_name_or_path, target, tokenizer)
     draft_tokens = None
@@ -177,7 +168,24 @@ def _plain_head(head: HeadArguments, args: HeadTrainingArguments, target: Any, t
         known = counts[draft_tokens].sum() / counts.sum().clamp(min=1)
         logger.info("The draft vocabulary has %.2f%% of the tokens that the assistant wrote.", 100 * float(known))
     set_seed(args.seed)  # the same fresh weights in every process, and in every run
-    return make_head(head, target, tokenizer, draft_tokens, args.depth)
+    made = make_head(head, target, tokenizer, draft_tokens, args.depth)
+    groups = _copying_groups(head, made)
+    if groups:
+        texts = _batches(corpus.train, _pad_token(tokenizer), target.device)
+        start_copying(made, Teacher(target, made.config.feature_layers), texts, groups)
+    return made
+
+
+def _copying_groups(head: HeadArguments, made: DraftHead) -> int:
+    """How many key heads begin as copiers; where it is not said, one if there are others and it is possible."""
+    if head.copying_groups is not None or head.head != "eagle3" or not head.warm_start:
+        return head.copying_groups or 0
+    try:
+        count = key_heads(made)
+    except InputError as reason:
+        logger.info("No attention heads start by copying from earlier text. %s", reason)
+        return 0
+    return min(1, count - 1)
 
 
 def _batches(dataset: Any, pad_token_id: int, device: Any) -> Iterator[TrainingBatch]:
