@@ -214,8 +214,8 @@ def enable(
             own first layers; `"mtp"` for the multi-token-prediction layers of its checkpoint), a draft head or the folder or
             Hub id of one, a draft model, a list of draft models, whose draws make one tree of up to `tree_nodes` nodes, a dict
             of a `draft` model and the `inner` drafter that speeds it up (`"suffix"`), or a drafter.
-        pack_for_cpu: Prepack the linear weights for passes of a few tokens on a CPU (`specheads.pack_for_cpu`), those of a head
-            too that is loaded here.
+        pack_for_cpu: Make passes of a few tokens cheap on a CPU (`specheads.pack_for_cpu`), and the layers of a head with them
+            that is loaded here.
         tokenizer: The model's tokenizer; needed for a draft model with another one, or whose vocabulary is padded to another
             size.
         assistant_tokenizer: That draft model's tokenizer.

@@ -1,20 +1,22 @@
-"""Prepacked weights for CPU passes of a few tokens.
+"""Products of a few rows on a CPU.
 
 A matrix product over a few rows repacks its weight at every call, which costs more than the product: a stock pass over 4 to
-8 tokens takes one and a half times to twice as long as a pass over one, which speculation then has to earn back. oneDNN can
-keep a weight in the layout it computes in; then products of 8 rows cost little more than of one. The layout is a second copy
-of the linear weights. How much it brings differs from processor to processor and with the number of rows, so that is measured,
-and where the stock product is quicker it stays.
+8 tokens takes one and a half times to twice as long as a pass over one, which speculation then has to earn back. With numba
+there are products that read a weight as it lies, once (`prefetched.py`), and need no memory; without it, oneDNN can keep a
+weight in the layout it computes in, a second copy of it. How much they bring differs from processor to processor and with the
+number of rows, so that is measured, and where the stock product is quicker it stays.
 
 Shapes: n rows of a product, i inputs, o outputs.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +26,7 @@ from transformers import PreTrainedModel
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
-MEASURED_ROWS = (1, 2, 3, 4, 8, 16, 64)  # of a product; between two of them, what is quickest for the greater one is taken
+MEASURED_ROWS = (1, 2, 3, 4, 8, 16, 32, 64)  # of a product; between two of them, what is quickest for the greater one is taken
 FEW_ROWS = 128  # beyond, a product is bound by arithmetic and the stock one is as good
 LAYOUT_ROWS = 8  # the number of rows that the layout is chosen for
 LEAST_ROWS = 4  # on some processors the kernel takes longer for fewer rows than for this many
@@ -34,9 +36,10 @@ GAIN = 0.95  # a way other than the usual one must take less than this share of 
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer with a packed copy of its weight, made on first use and anew when the weight has changed.
+    """A linear layer that makes products of a few rows the quickest way.
 
-    `pack_for_cpu` turns a layer into one by its class; weights and names stay as they are.
+    `pack_for_cpu` turns a layer into one by its class; weights and names stay as they are. A packed copy of the weight, where
+    there is one, is made on first use and anew when the weight has changed.
     """
 
     _ways: tuple[Callable[[PackedLinear, Tensor], Tensor], ...]  # the product for every number of rows, from none
@@ -71,6 +74,14 @@ def stock_product(layer: PackedLinear, input: Tensor) -> Tensor:
     return functional.linear(input, layer.weight, layer.bias)
 
 
+def prefetched_product(layer: PackedLinear, input: Tensor) -> Tensor:
+    """With the weight as it is, by `prefetched.py`."""
+    if torch.compiler.is_compiling() or not _prefetches(input, layer.weight):  # which may be another one by now
+        return stock_product(layer, input)
+    output = _prefetched().prefetched(input, layer.weight.detach())
+    return output if layer.bias is None else output.add_(layer.bias.detach())
+
+
 def packed_product(layer: PackedLinear, input: Tensor) -> Tensor:
     """With the packed copy."""
     return torch.ops.mkldnn._linear_pointwise(input, layer._current(), layer.bias, "none", [], "")
@@ -81,6 +92,21 @@ def filled_product(layer: PackedLinear, input: Tensor) -> Tensor:
     rows = input.numel() // input.shape[-1]
     filled = functional.pad(input.reshape(rows, -1), (0, 0, 0, max(0, LEAST_ROWS - rows)))
     return packed_product(layer, filled)[:rows].view(*input.shape[:-1], -1)
+
+
+@cache
+def _prefetched() -> Any:
+    """The module, or None without numba; to import that takes a while, so it is done when first needed."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    from . import prefetched
+
+    return prefetched
+
+
+def _prefetches(input: Tensor, weight: Tensor) -> bool:
+    module = _prefetched()
+    return module is not None and module.fits(input, weight)
 
 
 PACKED = ("_packed", "_packed_from", "_packed_sample")
@@ -106,11 +132,12 @@ def _fits(layer: nn.Module) -> bool:
 
 
 def pack_for_cpu(model: Model) -> Model:
-    """Prepacks a model's linear weights for passes of a few tokens on a CPU, in place.
+    """Makes passes of a few tokens on a CPU cost little more than passes of one, in place.
 
-    The outputs are those of the same products in another order of summation. It takes as much memory again as the linear
-    weights, an output layer that shares its weight with the embedding among them. Which product is the quickest for how many
-    rows is measured here, with as many threads as torch now has, in a few seconds.
+    The outputs are those of the same products in another order of summation. With numba (the extra `cpu`) this takes
+    no memory; without it, or for layers that it does not fit, weights are prepacked by oneDNN, which takes as much memory
+    again as they do, and brings less. Which product is the quickest for how many rows is measured here, with as many threads
+    as torch now has, in a few seconds.
 
     Args:
         model: A model in single precision on a CPU.
@@ -119,10 +146,14 @@ def pack_for_cpu(model: Model) -> Model:
         The same model.
 
     Raises:
-        ValueError: if this torch has no oneDNN, or the model has no linear layer in single precision on a CPU.
+        ValueError: if there is neither numba nor a torch with oneDNN, or the model has no linear layer in single precision on a
+            CPU.
     """
-    if not torch.backends.mkldnn.is_available():
-        raise ValueError("`pack_for_cpu` needs a torch built with oneDNN, and this one is not; leave it out.")
+    if not torch.backends.mkldnn.is_available() and _prefetched() is None:
+        raise ValueError(
+            "`pack_for_cpu` needs numba, which is not installed, or a torch built with oneDNN, which this one is not; install "
+            "numba, or leave it out."
+        )
     fitting = list(filter(_fits, model.modules()))
     if not fitting and not any(type(layer) is PackedLinear for layer in model.modules()):
         kinds = {
@@ -163,15 +194,25 @@ def _measure(layers: Sequence[Any]) -> None:
 
 
 def _quickest(layers: Sequence[PackedLinear], inputs: Tensor) -> Callable[[PackedLinear, Tensor], Tensor]:
-    usual = filled_product if len(inputs) < LEAST_ROWS else packed_product
+    usual, *others = _ways_to_choose_from(layers[0], inputs)
     seconds: dict[Any, float] = {}
-    for way in list(dict.fromkeys((usual, packed_product, stock_product))) * MEASURED_TIMES:
+    for way in [usual, *others] * MEASURED_TIMES:
         start = time.perf_counter()
         for layer in layers:
             way(layer, inputs)
         seconds[way] = min(seconds.get(way, torch.inf), time.perf_counter() - start)
     best = min(seconds, key=lambda way: seconds[way])
     return best if seconds[best] < GAIN * seconds[usual] else usual
+
+
+def _ways_to_choose_from(layer: PackedLinear, inputs: Tensor) -> list[Callable[[PackedLinear, Tensor], Tensor]]:
+    """The first is taken unless another is clearly quicker. Where a product can be had without a packed copy, none is made."""
+    if _prefetches(inputs, layer.weight):
+        return [prefetched_product, stock_product]
+    if not torch.backends.mkldnn.is_available():
+        return [stock_product]
+    filled = [filled_product] if len(inputs) < LEAST_ROWS else []
+    return [*filled, packed_product, stock_product]
 
 
 def pack_like(model: PreTrainedModel, target: PreTrainedModel) -> None:

@@ -46,7 +46,7 @@ class SpeedArguments(PromptOptions):
         metadata={
             "help": f"{OURS_HELP}; plain; of transformers: hf-lookup, hf-lookup:<tokens>, hf-assisted:<folder or id>; of "
             "economize, where it is installed: economize-lookup, economize-lookup:<tokens>; with +packed at its end, on a copy "
-            "of the target with prepacked weights"
+            "of the target after `pack_for_cpu`"
         },
     )
     max_new_tokens: int = field(default=128, metadata={"help": "the most tokens per prompt"})
@@ -59,7 +59,7 @@ class SpeedArguments(PromptOptions):
         default=None, metadata={"help": "K, the most tokens drafted along a path; several, separated by commas, are compared"}
     )
     tree_nodes: int | None = field(default=None, metadata={"help": "the most nodes of a draft tree"})
-    pack_for_cpu: bool = field(default=False, metadata={"help": "prepack the target's weights, for all variants alike"})
+    pack_for_cpu: bool = field(default=False, metadata={"help": "`pack_for_cpu` for all variants alike"})
     output: Path = field(default=Path("speed.json"), metadata={"help": "the JSON file to write"})
     resume: bool = field(default=False, metadata={"help": "go on with an interrupted run"})
     report: Path | None = field(default=None, metadata={"help": "also make an HTML page of the result"})

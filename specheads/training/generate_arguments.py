@@ -61,7 +61,7 @@ class GenerateArguments:
         default=True,
         metadata={"help": "draft as much as pays by the clock; without it, runs repeat each other in rounding too"},
     )
-    pack_for_cpu: bool = field(default=False, metadata={"help": "prepack the weights for the CPU"})
+    pack_for_cpu: bool = field(default=False, metadata={"help": "make products of a few tokens the quickest way on this CPU"})
     endpoint: str | None = field(
         default=None, metadata={"help": "address of a server with OpenAI's interface, for instance http://localhost:8000/v1"}
     )
