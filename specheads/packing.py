@@ -76,10 +76,11 @@ def stock_product(layer: PackedLinear, input: Tensor) -> Tensor:
 
 def prefetched_product(layer: PackedLinear, input: Tensor) -> Tensor:
     """With the weight as it is, by `prefetched.py`."""
-    if torch.compiler.is_compiling() or not _prefetches(input, layer.weight):  # which may be another one by now
+    weight, bias, module = layer.weight, layer.bias, _prefetched()
+    if torch.compiler.is_compiling() or module is None or not module.fits(input, weight):  # it may be another weight by now
         return stock_product(layer, input)
-    output = _prefetched().prefetched(input, layer.weight.detach())
-    return output if layer.bias is None else output.add_(layer.bias.detach())
+    output = module.prefetched(input, weight)
+    return output if bias is None else output.add_(bias.detach())
 
 
 def packed_product(layer: PackedLinear, input: Tensor) -> Tensor:
@@ -102,11 +103,6 @@ def _prefetched() -> Any:
     from . import prefetched
 
     return prefetched
-
-
-def _prefetches(input: Tensor, weight: Tensor) -> bool:
-    module = _prefetched()
-    return module is not None and module.fits(input, weight)
 
 
 PACKED = ("_packed", "_packed_from", "_packed_sample")
@@ -207,7 +203,8 @@ def _quickest(layers: Sequence[PackedLinear], inputs: Tensor) -> Callable[[Packe
 
 def _ways_to_choose_from(layer: PackedLinear, inputs: Tensor) -> list[Callable[[PackedLinear, Tensor], Tensor]]:
     """The first is taken unless another is clearly quicker. Where a product can be had without a packed copy, none is made."""
-    if _prefetches(inputs, layer.weight):
+    module = _prefetched()
+    if module is not None and module.fits(inputs, layer.weight):
         return [prefetched_product, stock_product]
     if not torch.backends.mkldnn.is_available():
         return [stock_product]
