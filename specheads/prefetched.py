@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 PAIR = 2  # rows of the weight that are taken together
-AHEAD = 4  # how many pairs further on is the one asked for; from 2 to 8 it makes little difference
+AHEAD = 4  # how many pairs further on is the one asked for from memory; 2 or 8 make little difference
+SOON = 8  # how many registers further on in its pair is the one asked for from the second-level cache; nor do 4 or 16
 FLOAT = 4  # bytes
 
 _FEATURES = llvmlite.binding.get_host_cpu_features()
@@ -114,7 +115,7 @@ def _dot_products(build: ir.IRBuilder, count: int, x: Any, at: Any, ahead: Any, 
     multiply_add = declared(f"llvm.fma.v{LANES}f32", lanes, lanes, lanes, lanes)
     flag = ir.IntType(32)
     prefetch = declared("llvm.prefetch.p0", ir.VoidType(), byte.as_pointer(), flag, flag, flag)
-    to_read_from_second_level = [ir.Constant(flag, value) for value in (0, 2, 1)]
+    to_second_level, to_first_level = ([ir.Constant(flag, value) for value in (0, level, 1)] for level in (2, 3))
     zero = ir.Constant(lanes, [0.0] * LANES)
 
     before, loop, after = build.block, build.append_basic_block("loop"), build.append_basic_block("after")
@@ -127,7 +128,9 @@ def _dot_products(build: ir.IRBuilder, count: int, x: Any, at: Any, ahead: Any, 
     for row in range(PAIR):
         weights.append(build.load(place(at, row, inputs, column, lanes), align=FLOAT))
         line = build.add(build.mul(column, ir.Constant(size, PAIR)), ir.Constant(size, row * LANES))  # one after the other
-        build.call(prefetch, [place(ahead, 0, inputs, line, byte), *to_read_from_second_level])
+        build.call(prefetch, [place(ahead, 0, inputs, line, byte), *to_second_level])
+        soon = build.add(column, ir.Constant(size, SOON * LANES))
+        build.call(prefetch, [place(at, row, inputs, soon, byte), *to_first_level])
     new: list[Any] = []
     for row in range(count):
         values = build.load(place(x, row, inputs, column, lanes), align=FLOAT)

@@ -44,20 +44,33 @@ def test_a_row_is_the_same_bits_whatever_is_beside_it(threads: int, rows: int) -
     assert torch.equal(together, torch.cat([prefetched.prefetched(row, weight) for row in inputs.split(1)]))
 
 
-def forgets_the_second_half(build: object, vectors: list[object]) -> object:
-    return TOTALS(build, vectors[: len(vectors) // 2] * 2)
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    prefetched._compiled.cache_clear()
+    yield
+    prefetched._compiled.cache_clear()
 
 
-TOTALS = prefetched._totals
+@pytest.mark.parametrize(("lanes", "tile"), [(4, 4), (8, 4), (16, 8)])
+@pytest.mark.usefixtures("compiled_anew")
+def test_other_processors(monkeypatch: pytest.MonkeyPatch, lanes: int, tile: int) -> None:
+    """The code for registers of 4, 8 and 16 floats, which any processor can run, if not quickly."""
+    monkeypatch.setattr(prefetched, "LANES", lanes)
+    monkeypatch.setattr(prefetched, "TILE", tile)
+    for rows in ROWS:
+        for outputs, width in SIZES:
+            test_products(1, rows, outputs, width)
+        test_a_row_is_the_same_bits_whatever_is_beside_it(1, rows)
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_totals_of_the_wrong_sums_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant of the compiled code."""
-    prefetched._compiled.cache_clear()
-    monkeypatch.setattr(prefetched, "_totals", forgets_the_second_half)
+    totals = prefetched._totals
+    half = prefetched.LANES // 2
+    monkeypatch.setattr(prefetched, "_totals", lambda build, vectors: totals(build, vectors[:half] * 2))
     with pytest.raises(AssertionError):
         test_products(1, 8, 64, 576)
-    prefetched._compiled.cache_clear()
 
 
 def test_strided_inputs_and_weights_at_odd_addresses() -> None:
