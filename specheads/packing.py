@@ -76,8 +76,10 @@ def stock_product(layer: PackedLinear, input: Tensor) -> Tensor:
 
 def prefetched_product(layer: PackedLinear, input: Tensor) -> Tensor:
     """With the weight as it is, by `prefetched.py`."""
+    if torch.compiler.is_compiling():
+        return stock_product(layer, input)
     weight, bias, module = layer.weight, layer.bias, _prefetched()
-    if torch.compiler.is_compiling() or module is None or not module.fits(input, weight):  # it may be another weight by now
+    if module is None or not module.fits(input, weight):  # it may be another weight by now
         return stock_product(layer, input)
     output = module.prefetched(input, weight)
     return output if bias is None else output.add_(bias.detach())
