@@ -2,8 +2,9 @@
 
 Such a product need not take longer than its weight takes to come from memory, if that goes on beside the arithmetic. Libraries'
 products stop for it: they first copy a weight into a layout of their own, or wait for its lines. Here each pair of a weight's
-rows meets all rows of the input while a later pair is asked for. A row's results are the same bits whatever is computed beside
-it, since each is summed in one order.
+rows meets all rows of the input while a later pair is asked for. Of wide inputs a part is taken at a time, which meets a panel
+of pairs, so that it stays in the first-level cache. A row's results are the same bits whatever is computed beside it: each is
+summed in one order.
 
 Shapes: n rows of a product, i inputs, o outputs. The compiled code is given addresses, in bytes, and numbers of floats.
 """
@@ -23,6 +24,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 PAIR = 2  # rows of the weight that are taken together
+PANEL = 16  # pairs that one part of the inputs meets before the next part; with 8 it is the same
+WIDEST = 768  # inputs of a part
 AHEAD = 4  # how many pairs further on is the one asked for from memory; 2 or 8 make little difference
 SOON = 8  # how many registers further on in its pair is the one asked for from the second-level cache; nor do 4 or 16
 FLOAT = 4  # bytes
@@ -69,20 +72,36 @@ def _has_threads() -> bool:
 @cache
 def _compiled(parallel: bool) -> Any:
     def product(input: int, weight: int, output: int, rows: int, inputs: int, outputs: int) -> None:
-        for pair in numba.prange((outputs + PAIR - 1) // PAIR):
-            first = min(pair * PAIR, outputs - PAIR)  # of an odd number of outputs one is made twice
+        parts = (inputs + WIDEST - 1) // WIDEST
+        widest = (inputs + parts * LANES - 1) // (parts * LANES) * LANES
+        pairs = outputs // PAIR
+        for panel in numba.prange((pairs + PANEL - 1) // PANEL):
+            for turn in range(parts * PANEL):
+                part, pair = turn // PANEL, panel * PANEL + turn % PANEL
+                if pair < pairs:
+                    later_part, later = (turn + AHEAD) // PANEL, panel * PANEL + (turn + AHEAD) % PANEL
+                    if later_part == parts:
+                        later_part, later = 0, later + PANEL
+                    column, first = part * widest, pair * PAIR
+                    at = weight + FLOAT * (first * inputs + column)
+                    ahead = weight + FLOAT * (later * PAIR * inputs + later_part * widest)
+                    width = min(widest, inputs - column)
+                    for row in range(0, rows, TILE):
+                        x, y = input + FLOAT * (row * inputs + column), output + FLOAT * (row * outputs + first)
+                        _tile(min(TILE, rows - row), x, at, ahead, y, inputs, outputs, width, part)
+        if outputs % PAIR:  # the last pair has one output that was there already
+            first = outputs - PAIR
             at = weight + FLOAT * first * inputs
-            ahead = at + FLOAT * AHEAD * PAIR * inputs
             for row in range(0, rows, TILE):
                 x, y = input + FLOAT * row * inputs, output + FLOAT * (row * outputs + first)
-                _tile(min(TILE, rows - row), x, at, ahead, y, inputs, outputs)
+                _tile(min(TILE, rows - row), x, at, at, y, inputs, outputs, inputs, 0)
 
     return numba.njit(types.void(*[types.intp] * 6), nogil=True, parallel=parallel)(product)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _tile(typing: Any, rows: Any, x: Any, at: Any, ahead: Any, y: Any, inputs: Any, outputs: Any) -> Any:
-    """The results of 1 to `TILE` rows of the input at `x` with the pair at `at`, to `y`, asking for the pair at `ahead`."""
+def _tile(typing: Any, rows: Any, x: Any, at: Any, ahead: Any, y: Any, inputs: Any, outputs: Any, width: Any, part: Any) -> Any:
+    """Adds to `y` what a part of 1 to `TILE` rows, at `x`, gives with the pair at `at`, and asks for the pair at `ahead`."""
 
     def generate(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         rows, *rest = arguments
@@ -97,10 +116,12 @@ def _tile(typing: Any, rows: Any, x: Any, at: Any, ahead: Any, y: Any, inputs: A
         build.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 7), generate
+    return types.void(*[types.intp] * 9), generate
 
 
-def _dot_products(build: ir.IRBuilder, count: int, x: Any, at: Any, ahead: Any, y: Any, inputs: Any, outputs: Any) -> None:
+def _dot_products(
+    build: ir.IRBuilder, count: int, x: Any, at: Any, ahead: Any, y: Any, inputs: Any, outputs: Any, width: Any, part: Any
+) -> None:
     """Emits the code for one number of rows: a loop over the inputs, a register of them a step, with all sums in registers."""
     single, size, byte = ir.FloatType(), inputs.type, ir.IntType(8)
     lanes = ir.VectorType(single, LANES)
@@ -127,8 +148,7 @@ def _dot_products(build: ir.IRBuilder, count: int, x: Any, at: Any, ahead: Any, 
     weights = []
     for row in range(PAIR):
         weights.append(build.load(place(at, row, inputs, column, lanes), align=FLOAT))
-        line = build.add(build.mul(column, ir.Constant(size, PAIR)), ir.Constant(size, row * LANES))  # one after the other
-        build.call(prefetch, [place(ahead, 0, inputs, line, byte), *to_second_level])
+        build.call(prefetch, [place(ahead, row, inputs, column, byte), *to_second_level])
         soon = build.add(column, ir.Constant(size, SOON * LANES))
         build.call(prefetch, [place(at, row, inputs, soon, byte), *to_first_level])
     new: list[Any] = []
@@ -140,16 +160,22 @@ def _dot_products(build: ir.IRBuilder, count: int, x: Any, at: Any, ahead: Any, 
         earlier.add_incoming(later, loop)
     following = build.add(column, ir.Constant(size, LANES))
     column.add_incoming(following, loop)
-    build.cbranch(build.icmp_signed("<", following, inputs), loop, after)
+    build.cbranch(build.icmp_signed("<", following, width), loop, after)
 
     build.position_at_end(after)
-    in_registers = [new[start : start + LANES] for start in range(0, len(new), LANES)]
-    pairs = ir.VectorType(ir.DoubleType(), LANES // PAIR)  # two floats are stored at once
-    for start, vectors in zip(range(0, count, LANES // PAIR), in_registers, strict=True):
-        totals = build.bitcast(_totals(build, vectors + [zero] * (LANES - len(vectors))), pairs)
-        for row in range(len(vectors) // PAIR):
-            pair = build.extract_element(totals, ir.Constant(flag, row))
-            build.store(pair, place(y, start + row, outputs, ir.Constant(size, 0), pair.type), align=FLOAT)
+    pairs = ir.VectorType(ir.DoubleType(), LANES // PAIR)  # two floats are loaded and stored at once
+    for start in range(0, count, pairs.count):
+        vectors = new[start * PAIR :][:LANES]
+        totals = _totals(build, vectors + [zero] * (LANES - len(vectors)))
+        places = [place(y, start + row, outputs, ir.Constant(size, 0), pairs.element) for row in range(len(vectors) // PAIR)]
+        earlier = ir.Constant(pairs, ir.Undefined)
+        for row, where in enumerate(places):
+            earlier = build.insert_element(earlier, build.load(where, align=FLOAT), ir.Constant(flag, row))
+        both = build.fadd(totals, build.bitcast(earlier, lanes))
+        is_first = build.icmp_signed("==", part, ir.Constant(size, 0))
+        result = build.bitcast(build.select(is_first, totals, both), pairs)
+        for row, where in enumerate(places):
+            build.store(build.extract_element(result, ir.Constant(flag, row)), where, align=FLOAT)
 
 
 def _totals(build: ir.IRBuilder, vectors: list[Any]) -> Any:

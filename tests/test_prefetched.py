@@ -14,7 +14,7 @@ from specheads import packing, prefetched
 from specheads.packing import FEW_ROWS
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 33]
-SIZES = [(2, 16), (3, 32), (16, 16), (577, 64), (64, 576)]
+SIZES = [(2, 16), (3, 32), (16, 16), (577, 64), (64, 576), (7, 1104), (66, 2048), (33, 4096)]
 
 
 @pytest.fixture(params=[1, 2])
