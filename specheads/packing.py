@@ -32,7 +32,7 @@ LAYOUT_ROWS = 8  # the number of rows that the layout is chosen for
 LEAST_ROWS = 4  # on some processors the kernel takes longer for fewer rows than for this many
 MEASURED_BYTES = 2**27  # of weights, so that they come from memory, as in a pass, and not from a cache
 MEASURED_TIMES = 3
-GAIN = 0.95  # a way other than the usual one must take less than this share of its time
+GAIN = 0.95  # a way other than the first must take less than this share of its time
 
 
 class PackedLinear(nn.Linear):
@@ -207,7 +207,7 @@ def _ways_to_choose_from(layer: PackedLinear, inputs: Tensor) -> list[Callable[[
     """The first is taken unless another is clearly quicker. Where a product can be had without a packed copy, none is made."""
     module = _prefetched()
     if module is not None and module.fits(inputs, layer.weight):
-        return [prefetched_product, stock_product]
+        return [stock_product, prefetched_product]
     if not torch.backends.mkldnn.is_available():
         return [stock_product]
     filled = [filled_product] if len(inputs) < LEAST_ROWS else []

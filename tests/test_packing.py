@@ -61,15 +61,15 @@ def test_every_way_gives_the_same(way: Callable[[PackedLinear, torch.Tensor], to
         torch.testing.assert_close(layer(inputs), expected, atol=1e-5, rtol=1e-5)
 
 
-# Of 1, 2, 3, 4, 8, 16, 32 and 64 rows. A gain of 3 % is not enough to leave the product that comes first.
+# Of 1, 2, 3, 4, 8, 16, 32 and 64 rows. A gain of 3 % is not enough to leave what comes first.
 COSTS = {
     "stock_product": [1, 1, 9, 9, 1, 1, 1, 1],
     "packed_product": [5, 5, 5, 2, 2, 5, 1.03, 1.03],
     "filled_product": [3, 3, 3],
-    "prefetched_product": [1.03, 2, 2, 2, 2, 1.03, 9, 9],
+    "prefetched_product": [0.97, 2, 2, 2, 2, 0.9, 9, 9],
 }
 QUICKEST = ["stock", "stock", "filled", "packed", *["stock"] * 12, *["packed"] * 112]
-QUICKEST_WITH_NUMBA = ["prefetched", "stock", "prefetched", "prefetched", *["stock"] * 4, *["prefetched"] * 8, *["stock"] * 112]
+QUICKEST_WITH_NUMBA = ["stock", "stock", "prefetched", "prefetched", *["stock"] * 4, *["prefetched"] * 8, *["stock"] * 112]
 
 
 @pytest.mark.parametrize("has_numba", [True, False])
